@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.tolerances import Noise, limit_from_noise, limit_from_stored
@@ -127,6 +128,12 @@ def _float32_logits(name: str) -> np.ndarray:
     with torch.inference_mode():
         logits: np.ndarray = load_checkpoint(case.path, case.hints).model(torch.from_numpy(case.inputs)).numpy()
     return logits
+
+
+def trained(name: str) -> Model:
+    """Return the network of a golden checkpoint, without gradients."""
+    case = golden(name)
+    return load_checkpoint(case.path, case.hints).model.requires_grad_(False)
 
 
 def _arrays(name: str) -> Path:

@@ -1,6 +1,7 @@
 """Masks on timm's models: `gmmvit_deploy.timm` against the formulas written out here, and the golden checkpoints."""
 
 import copy
+import itertools
 import math
 import pickle
 import subprocess
@@ -105,16 +106,19 @@ def unmasked(name: str, masked: nn.Module) -> nn.Module:
     return model.eval()
 
 
+def offset(i: int, j: int, place: Placement) -> tuple[int, int]:
+    columns = place.grid[1]
+    return i // columns - j // columns, i % columns - j % columns
+
+
 def mixture(alpha: Tensor, sigma: Tensor, place: Placement) -> Tensor:
     """Return M (H, N, N) of the closed form, entry by entry as the paper writes it."""
     n, prefix = place.tokens, place.prefix
     matrix = torch.ones(place.heads, n, n, dtype=alpha.dtype)
-    for i in range(n - prefix):
-        for j in range(n - prefix):
-            down = i // place.columns - j // place.columns
-            right = i % place.columns - j % place.columns
-            gauss = alpha * torch.exp(-(down**2 + right**2) / (2 * sigma**2 + 2e-5))
-            matrix[:, prefix + i, prefix + j] = gauss.sum(0)[:, 0, 0]
+    for i, j in itertools.product(range(n - prefix), repeat=2):
+        down, right = offset(i, j, place)
+        gauss = alpha * torch.exp(-(down**2 + right**2) / (2 * sigma**2 + 2e-5))
+        matrix[:, prefix + i, prefix + j] = gauss.sum(0)[:, 0, 0]
     return matrix
 
 
@@ -193,10 +197,9 @@ def test_decay_is_added_to_the_scores(name: str) -> None:
         term = torch.zeros(place.heads, place.tokens, place.tokens, dtype=torch.float64)
         for head in range(place.heads):
             rate = math.log(1 - 2 ** (-2 - 4 * head / place.heads))
-            for i in range(place.rows * place.columns):
-                for j in range(place.rows * place.columns):
-                    steps = abs(i // place.columns - j // place.columns) + abs(i % place.columns - j % place.columns)
-                    term[head, place.prefix + i, place.prefix + j] = rate * steps
+            for i, j in itertools.product(range(math.prod(place.grid)), repeat=2):
+                steps = sum(map(abs, offset(i, j, place)))
+                term[head, place.prefix + i, place.prefix + j] = rate * steps
         terms.append(term)
     plain, batch = unmasked(name, model).double(), images(name).double()
     with torch.no_grad():

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -46,7 +45,6 @@ __all__ = [
 ]
 
 BUNDLE_FORMAT = "gmmvit-bundle/3"
-_PREVIOUS_FORMAT = "gmmvit-bundle/2"
 MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = "model.onnx", "weights.safetensors", "golden.npz", "labels.txt"
 MANIFEST_FILE = "manifest.json"
 _MOST_BATCH, _MOST_BLOCKS = 2**20, 1000
@@ -336,7 +334,7 @@ def _read_manifest(path: Path) -> Manifest:
         if bundle_format != BUNDLE_FORMAT:
             raise BundleError(
                 f"{path}: expected a bundle of format {BUNDLE_FORMAT!r}, got {bundle_format!r}",
-                hint=_export_again(path, data) if bundle_format == _PREVIOUS_FORMAT else _EXPORT_AGAIN,
+                hint=_EXPORT_AGAIN,
             )
         manifest = Manifest.from_json(data)
     except OSError as exc:
@@ -346,16 +344,6 @@ def _read_manifest(path: Path) -> Manifest:
             raise
         raise BundleError(f"{manifest_path}: expected a manifest of a bundle: {exc}", hint=_EXPORT_AGAIN) from exc
     return manifest
-
-
-def _export_again(path: Path, data: Mapping[str, Any]) -> str:
-    """Return a hint with the command that writes a new bundle from the files of a bundle of the previous format."""
-    normalisation = data["preprocessing"]
-    command = ["gmmvit", "export", str(path / WEIGHTS_FILE), "-o", f"{path.resolve()}-3", "--input", data["input_kind"]]
-    command += ["--max-batch", str(data["max_batch"]), "--labels", str(path / LABELS_FILE)]
-    for name in ("mean", "std") if normalisation else ():
-        command += [f"--{name}", ",".join(map(str, normalisation[name]))]
-    return f"type {shlex.join(command)} to write a bundle of the new format"
 
 
 def _check_files(bundle: Bundle) -> None:

@@ -10,12 +10,14 @@ or a new classifier replaced.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from gmmvit_deploy.checkpoints._model_folder import with_network_names
-from gmmvit_deploy.checkpoints._wrapping import CLASSIFIER
+from gmmvit_deploy.checkpoints._wrapping import CLASSIFIER, of_training
 from gmmvit_deploy.checkpoints.reading import TensorFile
 from gmmvit_deploy.checkpoints.weights import listed, misfits, without_training
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
@@ -24,8 +26,6 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.shapes import MissingTensorError, Shapes
 from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins, origin_keys
 from gmmvit_deploy.models.specs import ModelSpec
-
-__all__ = ["FittedFile", "errors_that_name", "fitted_file", "refuse_misfits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,7 @@ def fitted_file(
 ) -> FittedFile:
     """Return the file with the names under which all tensors fit.
 
-    name: the path that the user typed: the file, or its folder.
-    check: compares the spec with the user's options.
+    name: the path that the user typed.  check: compares the spec with the user's options.
     Errors: CheckpointError and SpecError of ``source`` and of ``check``; CheckpointError when tensors do not fit.
     """
 
@@ -96,7 +95,6 @@ def fitted_file(
 
 
 def _linear_layers(file: TensorFile, pattern: str) -> list[str]:
-    """Return the names of linear layers, with a bias, whose names begin with a pattern."""
     weights = [name for name, tensor in file.tensors.items() if name.endswith(".weight") and tensor.dim() == 2]
     layers = [name.removesuffix(".weight") for name in weights if f"{name.removesuffix('weight')}bias" in file.tensors]
     return [layer for layer in layers if re.match(pattern, layer)]
@@ -153,11 +151,7 @@ def errors_that_name(path: str) -> Iterator[None]:
 
 
 def refuse_misfits(file: TensorFile, spec: ModelSpec, origins: TensorOrigins | None, unused: Mapping[str, str]) -> None:
-    """Check that the tensors of the file fit the spec.
-
-    origins: the same as for `misfits`.  unused: the keys that are not checked, each with the reason.
-    Errors: CheckpointError when tensors do not fit; the message lists the first 12 misfits.
-    """
+    """Errors: CheckpointError when tensors, but those of ``unused``, do not fit (`misfits`)."""
     problems = misfits(spec, {key: tensor for key, tensor in file.tensors.items() if key not in unused}, origins)
     if problems:
         raise MissingTensorError(
@@ -168,3 +162,49 @@ def refuse_misfits(file: TensorFile, spec: ModelSpec, origins: TensorOrigins | N
             or "use a file whose keys all match the architecture: gmmvit neither fills in missing tensors nor "
             "ignores unknown tensors",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backbone:
+    """A network without classifier under a prefix, such as ``self.encoder`` of a user's class, and what is beside it.
+
+    beside: name → shape of the tensors without the prefix, but those of losses and metrics.
+    layer: the name of the linear layer that is all of ``beside``, such as ``head``; empty if ``beside`` is more.
+    file: the tensors without the prefix; the linear layer is ``head``, a name of a classifier.
+    """
+
+    prefix: str
+    beside: dict[str, tuple[int, ...]]
+    layer: str
+    file: TensorFile
+
+
+def backbone_of(file: TensorFile) -> Backbone | None:
+    """Return the part with more than half of the tensors, if it has a prefix, no classifier, and tensors beside it."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in file.tensors.items() if not of_training(name)}
+    outer = _common(shapes)
+    parts = Counter(name.removeprefix(outer).partition(".")[0] for name in shapes)
+    largest = max(parts, key=lambda part: parts[part], default="")
+    if 2 * parts[largest] <= len(shapes):
+        return None
+    prefix = _common(name for name in shapes if name.startswith(f"{outer}{largest}."))
+    names = {name: name.removeprefix(prefix) for name in file.tensors}
+    beside = {name: shape for name, shape in shapes.items() if not name.startswith(prefix)}
+    if not beside or any(CLASSIFIER.fullmatch(names[name]) for name in names.keys() - beside.keys()):
+        return None
+    weights = [name for name, shape in beside.items() if name.endswith(".weight") and len(shape) == 2]
+    layer = weights[0].removesuffix(".weight") if len(weights) == 1 else ""
+    if beside.keys() != {f"{layer}.weight", f"{layer}.bias"}:
+        layer = ""
+    names |= {f"{layer}.{part}": f"head.{part}" for part in ("weight", "bias")} if layer else {}
+    words = f"network under '{prefix}'" + (f", its classifier {layer} beside it" if layer else "")
+    tensors = {names[name]: tensor for name, tensor in file.tensors.items()}
+    joined = replace(file, tensors=tensors, wrapping=f"{file.wrapping}, {words}")
+    return Backbone(prefix=prefix, beside=beside, layer=layer, file=joined)
+
+
+def _common(names: Iterable[str]) -> str:
+    """Return the longest prefix of whole parts, such as ``net.encoder.``, that all names have."""
+    parts = [name.split(".")[:-1] for name in names]
+    common = takewhile(lambda level: len({*level}) == 1, zip(*parts, strict=False))
+    return "".join(f"{level[0]}." for level in common)

@@ -40,8 +40,6 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["read_checkpoint", "with_linear_head", "with_network_names"]
-
 _MAX_JSON_BYTES = 2**24
 _DINO = "linear."
 """The prefix in files of DINO's eval_linear.py, whose features interleave class token and mean of the patches."""
@@ -58,8 +56,7 @@ _HINT = (
 def read_checkpoint(path: Path, weights: str | None = None) -> TensorFile:
     """Read a checkpoint file (`read_tensors`), the index of its parts, or a model folder of timm or of transformers.
 
-    Errors: CheckpointError as in `read_tensors`, when the parts of the weights contradict their index, and when the
-    folder has no weights or no valid ``config.json``.
+    Errors: CheckpointError as in `read_tensors`, and when an index, its parts or ``config.json`` is not valid.
     """
     if path.name.endswith(".index.json"):
         return _read_parts(path, weights)
@@ -107,7 +104,6 @@ def _preprocessor(folder: Path) -> tuple[Mapping[str, Any] | None, str]:
 
 
 def _check_timm(path: Path, config: Mapping[str, Any]) -> None:
-    """Errors: CheckpointError when the configuration of a model folder of timm is not valid."""
     if not isinstance(config.get("architecture"), str) or not config["architecture"]:
         raise CheckpointError(
             f"{path}: expected a JSON object with the name of the architecture under 'architecture' (timm) or "
@@ -124,10 +120,7 @@ def _check_timm(path: Path, config: Mapping[str, Any]) -> None:
 def _read_parts(index: Path, weights: str | None = None) -> TensorFile:
     """Read the weights whose parts an index names.
 
-    index: such as a file of `INDEX_FILES`.
     The SHA-256 of the result is that of a text with a line ``SHA-256  name`` for each part, in the order of the names.
-    Errors: CheckpointError as in `read_tensors`; when the index is not valid, names a file outside of the folder, or
-    contradicts the parts.
     """
     stated = _json_object(index, hint=_INDEX_HINT)
     placed, metadata = stated.get("weight_map"), stated.get("metadata")
@@ -163,11 +156,6 @@ def _read_parts(index: Path, weights: str | None = None) -> TensorFile:
 
 
 def _json_object(path: Path, *, hint: str) -> dict[str, Any]:
-    """Read a JSON object.
-
-    hint: what to do if the file is not valid.
-    Errors: CheckpointError when the file cannot be read, is too large, or does not hold a JSON object.
-    """
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise CheckpointError(f"{path}: the file has more than {_MAX_JSON_BYTES} bytes", hint=hint)
@@ -184,7 +172,6 @@ def _json_object(path: Path, *, hint: str) -> dict[str, Any]:
 def with_network_names(file: TensorFile, spec: HuggingFaceSpec) -> TensorFile:
     """Return the file with the names of the tensors in the network, without the tensors that are known to be unused.
 
-    A name that transformers does not know stays as it is.
     Errors: CheckpointError when two tensors have the same name in the network.
     """
     names = names_in_network(spec, file.tensors)
@@ -208,8 +195,7 @@ def with_linear_head(file: TensorFile, path: Path, hints: LoadHints) -> tuple[Te
     """Return ``file`` with the tensors of the linear classifier in ``path``, under the prefix `HEAD_FILE`.
 
     Also returns the hints with the features that the name of the classifier states.
-    Errors: CheckpointError when the file cannot be read, holds several classifiers and the user names none, or does not
-    hold a weight and a bias of a linear layer; when the features of the head are not known.
+    Errors: CheckpointError when the file holds no linear layer, or the user must name one or its features.
     """
     head, stated = _chosen_classifier(read_tensors(path), path, hints)
     for name, value in stated.items():
@@ -251,7 +237,6 @@ def _chosen_classifier(head: TensorFile, path: Path, hints: LoadHints) -> tuple[
     """Return the tensors of the classifier that ``hints.head_name`` names, and the hints that its name states.
 
     The only classifier of a file needs no name. Without names, the file is returned as it is, with no hints.
-    Errors: CheckpointError when the user must name a classifier, or names one that the file does not hold.
     """
     names = {match[1]: match for key in head.tensors if (match := _CLASSIFIER.match(key))}
     asked = next(iter(names)) if len(names) == 1 and hints.head_name is None else hints.head_name or ""

@@ -12,16 +12,6 @@ from zipfile import is_zipfile
 
 from gmmvit_deploy.errors import CheckpointError
 
-__all__ = [
-    "EXPECTED",
-    "RESAVE_HINT",
-    "refuse_adapter",
-    "refuse_archive",
-    "refuse_file",
-    "refuse_folder",
-    "unknown_name",
-]
-
 EXPECTED = "expected a PyTorch checkpoint (.pth) or a safetensors file"
 RESAVE_HINT = (
     "where the file was made, save torch.save({'model_state_dict': model.state_dict()}, 'weights.pth') "
@@ -148,8 +138,8 @@ def unknown_name(path: Path, name: str, *, key: str | None = None, root: bool = 
     """Return the error for a file whose weights are objects of a class that this package does not read.
 
     name: the class, or the function that would build the objects.
-    key: the key of the dict of weights in the file; None if the whole file is the dict.
-    root: True if there is no dict: the whole file, or the value under ``key``, is an object of this class.
+    key: of the dict of weights in the file; None if the whole file is the dict.
+    root: True if there is no dict: the whole file, or the value under ``key``, is such an object.
     """
     held = _loaded(path) if key is None else f"{_loaded(path)}['{key}']"
     if name.startswith("torch.distributed."):

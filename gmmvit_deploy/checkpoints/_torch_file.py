@@ -4,9 +4,8 @@
     older file    five pickles: magic number, format version, byte order and type sizes, data, list of storage keys;
                   then for each storage key: the number of elements as int64, and the elements
 
-Opening a file reads only the pickles. `TorchFile.tensor` reads the storage of a tensor on request, so a caller that
-needs only the weights never reads the state of an optimiser. Tensors that share a storage in the file also share the
-storage in memory.
+Opening a file reads only the pickles. `TorchFile.tensor` reads the storage of a tensor on request: the state of an
+optimiser is never read. Tensors that share a storage in the file also share it in memory.
 """
 
 from __future__ import annotations
@@ -24,15 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from gmmvit_deploy.checkpoints._inert import OtherTensor, StorageRef, TensorRef
 from gmmvit_deploy.checkpoints._other_files import EXPECTED, RESAVE_HINT, refuse_archive
-from gmmvit_deploy.checkpoints._pickled import read_pickle
+from gmmvit_deploy.checkpoints._pickled import OtherTensor, StorageRef, TensorRef, read_pickle
 from gmmvit_deploy.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage
-
-__all__ = ["TorchFile", "damaged", "open_torch_file"]
 
 _ZIP_MAGIC = b"PK\x03\x04"
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature, ..., length of the name, length of the extra field
@@ -46,28 +42,22 @@ _PLAIN_DTYPE = re.compile(r"bool|b?float|complex|u?int")  # not quantised, not r
 class TorchFile:
     """An open PyTorch file.
 
-    value: the object that `torch.save` saved, with a placeholder for each tensor: a `TensorRef`
-    for a dense tensor, an `OtherTensor` for a sparse or quantised tensor.
-    places: key of a storage → (first byte, number of bytes) in the file.
-    checksums: key of a storage → CRC-32 of its bytes; a storage whose checksum the file does not state has no entry.
-    big_endian: True if the elements of the storages are stored in big-endian byte order.
-    storages: key of a storage → the storage, for the storages that were already read.
+    value: the object that `torch.save` saved, with a `TensorRef` or an `OtherTensor` for each tensor.
+    spans: key of a storage → (first byte, number of bytes) in the file.
+    checksums: key of a storage → CRC-32 of its bytes, where the file states it.
+    storages: key of a storage → the storage, for those that were already read.
     """
 
     path: Path
     value: Any
-    places: Mapping[str, tuple[int, int]]
+    spans: Mapping[str, tuple[int, int]]
     big_endian: bool
     file: BufferedReader
     storages: dict[str, UntypedStorage] = field(default_factory=dict)
     checksums: Mapping[str, int] = field(default_factory=dict)
 
     def tensor(self, name: str, ref: TensorRef | OtherTensor) -> Tensor:
-        """Read a tensor.  name: the name of the tensor, for messages.
-
-        Errors: CheckpointError when the tensor is sparse, quantised or expanded, when the tensor extends beyond the end
-        of its storage, or when the file does not contain all elements of the storage.
-        """
+        """Read a tensor.  Errors: CheckpointError when it is sparse, quantised, expanded or damaged."""
         import torch
 
         dtype = getattr(torch, ref.dtype, None) if isinstance(ref, TensorRef) else None
@@ -92,11 +82,10 @@ class TorchFile:
             raise damaged(self.path, name) from exc
 
     def _storage(self, ref: StorageRef, itemsize: int) -> UntypedStorage:
-        """Return a storage; the first call for a storage reads its elements from the file."""
         import torch
 
         if ref.key not in self.storages:
-            start, byte_count = self.places.get(ref.key, (0, -1))
+            start, byte_count = self.spans.get(ref.key, (0, -1))
             if byte_count != ref.numel * itemsize:
                 raise ValueError(f"storage {ref.key} has {byte_count} bytes, expected {ref.numel * itemsize}")
             numbers = torch.empty(byte_count, dtype=torch.uint8)
@@ -119,10 +108,7 @@ class TorchFile:
 
 
 def damaged(path: Path, name: str = "") -> CheckpointError:
-    """Return the error for a file that is truncated, or whose parts contradict each other.
-
-    name: the name of the tensor that cannot be read, if a tensor is damaged.
-    """
+    """Return the error for a damaged file.  name: the tensor that cannot be read, if any."""
     place = f" at tensor {name}" if name else ""
     return CheckpointError(
         f"{path}: the file is truncated or damaged{place} ({path.stat().st_size} bytes)",
@@ -134,8 +120,7 @@ def damaged(path: Path, name: str = "") -> CheckpointError:
 def open_torch_file(path: Path) -> Iterator[TorchFile]:
     """Open a PyTorch file of either format.  Tensors can be read until the context ends.
 
-    Errors: CheckpointError when the file is damaged, is no PyTorch file, is an archive of another kind, has a pickle
-    that is too large, or was written by the module pickle, whose tensors only code of the file could build.
+    Errors: CheckpointError when the file is damaged, too large, or of another kind.
     """
     with path.open("rb") as file:
         zipped = file.read(4) == _ZIP_MAGIC
@@ -148,29 +133,29 @@ def _from_zip(path: Path, file: BufferedReader) -> TorchFile:
         with zipfile.ZipFile(file) as archive:
             refuse_archive(path, archive.namelist())
             records = {record.filename.partition("/")[2]: record for record in archive.infolist()}
-        places = {name: _place(file, record) for name, record in records.items()}
+        spans = {name: _span(file, record) for name, record in records.items()}
         # With torch.serialization.set_crc32_options(False), torch.save writes 0 in place of each checksum.
         checksums = {name: record.CRC for name, record in records.items() if record.CRC}
         # Overlapping records can have more bytes in total than the file, and reading them could exhaust the memory.
-        if sum(byte_count for _, byte_count in places.values()) > os.fstat(file.fileno()).st_size:
+        if sum(byte_count for _, byte_count in spans.values()) > os.fstat(file.fileno()).st_size:
             raise ValueError("the records of the archive are larger than the file")
-        pickled = _record(path, file, places["data.pkl"])
+        pickled = _record(path, file, spans["data.pkl"])
         if crc32(pickled) != checksums.get("data.pkl", crc32(pickled)):
             raise ValueError("data.pkl does not match its checksum")
         value = read_pickle(path, BytesIO(pickled), {})
         return TorchFile(
             path=path,
             value=value,
-            places={name.removeprefix("data/"): place for name, place in places.items() if name.startswith("data/")},
+            spans={name.removeprefix("data/"): place for name, place in spans.items() if name.startswith("data/")},
             checksums={name.removeprefix("data/"): crc for name, crc in checksums.items() if name.startswith("data/")},
-            big_endian="byteorder" in places and _record(path, file, places["byteorder"]) == b"big",
+            big_endian="byteorder" in spans and _record(path, file, spans["byteorder"]) == b"big",
             file=file,
         )
     except (zipfile.BadZipFile, ValueError, KeyError, struct.error, NotImplementedError, OSError) as exc:
         raise damaged(path) from exc
 
 
-def _place(file: BufferedReader, record: zipfile.ZipInfo) -> tuple[int, int]:
+def _span(file: BufferedReader, record: zipfile.ZipInfo) -> tuple[int, int]:
     """Return (first byte, number of bytes) of the content of a record.
 
     `torch.save` compresses no record and can omit checksums, so `TorchFile` reads the content and compares checksums.
@@ -183,8 +168,8 @@ def _place(file: BufferedReader, record: zipfile.ZipInfo) -> tuple[int, int]:
     return record.header_offset + _LOCAL_HEADER.size + name_bytes + extra_bytes, record.file_size
 
 
-def _record(path: Path, file: BufferedReader, place: tuple[int, int]) -> bytes:
-    start, byte_count = place
+def _record(path: Path, file: BufferedReader, span: tuple[int, int]) -> bytes:
+    start, byte_count = span
     if byte_count > _MAX_PICKLE_BYTES:
         raise CheckpointError(
             f"{path}: expected each record that describes the tensors (data.pkl, byteorder) to have at most "
@@ -209,10 +194,10 @@ def _from_pickles(path: Path, file: BufferedReader) -> TorchFile:
         read_pickle(path, file, {})  # byte order and type sizes; elements are always little-endian
         value = read_pickle(path, file, storages)
         keys = read_pickle(path, file, {})
-        places = _places_in_order(file, keys, storages)
+        spans = _spans_in_order(file, keys, storages)
     except (ValueError, TypeError, KeyError, struct.error, OSError) as exc:
         raise damaged(path) from exc
-    return TorchFile(path=path, value=value, places=places, big_endian=False, file=file)
+    return TorchFile(path=path, value=value, spans=spans, big_endian=False, file=file)
 
 
 def _something_else(path: Path) -> CheckpointError:
@@ -222,20 +207,17 @@ def _something_else(path: Path) -> CheckpointError:
     )
 
 
-def _places_in_order(file: BufferedReader, keys: Any, storages: Mapping[str, StorageRef]) -> dict[str, tuple[int, int]]:
-    """Return storage key → (first byte, number of bytes) for the storages that follow the pickles of an older file.
-
-    keys: the storage keys in the order of the storages in the file.
-    """
+def _spans_in_order(file: BufferedReader, keys: Any, storages: Mapping[str, StorageRef]) -> dict[str, tuple[int, int]]:
+    """Return `TorchFile.spans` of the storages that follow the pickles of an older file, in the order of ``keys``."""
     import torch
 
     size_bytes = os.fstat(file.fileno()).st_size
-    places: dict[str, tuple[int, int]] = {}
+    spans: dict[str, tuple[int, int]] = {}
     for key in keys:
         ref = storages[key]
         (numel,) = struct.unpack("<q", file.read(8))
         byte_count = numel * getattr(torch, ref.dtype).itemsize
-        places[key] = (file.tell(), byte_count)
+        spans[key] = (file.tell(), byte_count)
         if numel != ref.numel or file.seek(byte_count, os.SEEK_CUR) > size_bytes:
             raise ValueError(f"storage {key} has {numel} numbers, expected {ref.numel}, or is cut off")
-    return places
+    return spans

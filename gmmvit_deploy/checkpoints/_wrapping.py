@@ -2,8 +2,7 @@
 
     {"epoch": ..., "args": Namespace, "state_dict": {"module.cls_token": ...}}  ->  {"cls_token": ...}
 
-The wrapping is everything around the state dict: outer dicts and prefixes. The wrapping does not determine the
-architecture, which `loading` recognises by the names of the tensors.
+The wrapping is everything around the state dict: outer dicts and prefixes.
 """
 
 from __future__ import annotations
@@ -15,26 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.checkpoints._inert import Name, Namespace, OtherTensor, Record, TensorRef, kind_of
 from gmmvit_deploy.checkpoints._other_files import RESAVE_HINT, unknown_name
+from gmmvit_deploy.checkpoints._pickled import Name, Namespace, OtherTensor, Record, TensorRef, kind_of
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import WEIGHTS_KINDS, WeightsKind
 from gmmvit_deploy.models.sources.record import PlainValue, RecordedOptions, TrainingRecord
-
-__all__ = [
-    "CLASSIFIER",
-    "WRAPPER_KEYS",
-    "ChosenWeights",
-    "PlainNames",
-    "choose_weights",
-    "must_choose",
-    "names_without_prefix",
-    "of_training",
-    "part_of",
-    "prefix_of_network",
-    "record_of",
-    "refuse_choice",
-]
 
 _TRAINED = ("model_state_dict", "state_dict", "model", "net")
 _AVERAGED = ("state_dict_ema", "model_ema")
@@ -54,7 +38,7 @@ _OF_TRAINING = re.compile(
 )
 """The first part of the name of a tensor of a loss or of a metric, such as ``criterion.weight`` or ``val_acc.tp``."""
 _AVERAGES_SEEN = "n_averaged"  # a buffer of torch.optim.swa_utils.AveragedModel
-_MOST_KEYS = 3  # in the key of a set of weights, such as ema.shadow
+_MAX_KEYS = 3  # in the key of a set of weights, such as ema.shadow
 _MAX_DEPTH = 32
 _MAX_VALUES = 100_000
 
@@ -79,10 +63,10 @@ def choose_weights(path: Path, loaded: object, asked: str | None) -> ChosenWeigh
     """Return the state dict of a file.
 
     loaded: the object in the file.
-    asked: ``trained``, ``averaged``, or the key of the weights in the file, such as ``ema.shadow`` for the weights
-    under the key ``shadow`` of the dict under ``ema``; None if the user did not choose.
-    Errors: CheckpointError when the file holds no dict, when it holds a second set of weights with the same shapes
-    and ``asked`` is None, or when it does not hold the weights that the user chose.
+    asked: ``trained``, ``averaged``, or the key of the weights in the file, such as ``ema.shadow``; None if the user
+    did not choose.
+    Errors: CheckpointError when the file holds no dict, holds several sets of weights and the user chose none, or does
+    not hold the weights that the user chose.
     """
     if isinstance(loaded, Name) or (isinstance(loaded, Record) and not loaded):
         raise unknown_name(path, kind_of(loaded), root=True)
@@ -135,11 +119,11 @@ def _sets_of_weights(
 ) -> Iterator[tuple[str, Mapping[str, Any] | list[Any]]]:
     """Yield (key, tensors) for each dict by name, and each list, of at least two tensors in an object of the file.
 
-    Optimisers hold tensors of the same shapes as the weights, so keys that begin with ``optim`` are left out.
+    Keys that begin with ``optim`` are left out: optimisers hold tensors of the same shapes as the weights.
     seen: the containers that were visited: a file may hold the same container many times.
     """
     seen = set() if seen is None else seen
-    if not isinstance(value, dict | list | tuple) or id(value) in seen or place.count(".") >= _MOST_KEYS:
+    if not isinstance(value, dict | list | tuple) or id(value) in seen or place.count(".") >= _MAX_KEYS:
         return
     seen.add(id(value))
     if not isinstance(value, dict):
@@ -157,10 +141,7 @@ def _sets_of_weights(
 
 
 def _only_set(path: Path, loaded: Mapping[Any, Any]) -> str | None:
-    """Return the key of the only weights by name in a file that holds no tensors itself; None for another file.
-
-    Errors: CheckpointError when the file holds several sets of weights with the same shapes.
-    """
+    """Return the key of the only weights by name in a file that holds no tensors itself; None for another file."""
     if any(isinstance(value, TensorRef | OtherTensor) for value in loaded.values()):
         return None
     sets = {key: tensors for key, tensors in _sets_of_weights(loaded) if isinstance(tensors, dict)}
@@ -172,7 +153,7 @@ def _only_set(path: Path, loaded: Mapping[Any, Any]) -> str | None:
 
 
 def _named(path: Path, loaded: Mapping[Any, Any], asked: str) -> ChosenWeights:
-    """Return the weights under a key.  Errors: CheckpointError when the file holds no weights by name under the key."""
+    """Return the weights under a key."""
     sets = dict(_sets_of_weights(loaded))
     entries = sets.get(asked)
     if isinstance(entries, dict):
@@ -207,7 +188,7 @@ def must_choose(path: Path, what: str, keys: Iterable[str]) -> CheckpointError:
 
 
 def _same_weights(own: Iterable[tuple[int, ...]], other: Iterable[tuple[int, ...]]) -> bool:
-    """Return True if most tensors of either set have the shape of a tensor of the other set."""
+    """Return True if more than half of the tensors of either set have the shape of one of the other."""
     first, second = Counter(own), Counter(other)
     return 2 * (first & second).total() > max(first.total(), second.total())
 
@@ -229,14 +210,10 @@ def _refuse_several(path: Path, filled: list[str]) -> None:
     for kind, keys in (("trained", (*_TRAINED, _TEACHER)), ("averaged", _AVERAGED)):
         held = [key for key in keys if key in filled]
         if len(held) > 1:
-            raise CheckpointError(
-                f"{path}: holds several sets of {kind} weights, under {' and '.join(map(repr, held))}",
-                hint=f"type --set weights={' or --set weights='.join(held)}",
-            )
+            raise must_choose(path, f"several sets of {kind} weights, under {' and '.join(map(repr, held))}", held)
 
 
 def _wrapped(loaded: Mapping[Any, Any], *, key: str | None, kind: WeightsKind | None = None) -> ChosenWeights:
-    """Return the state dict under ``key``; if ``key`` is None, the whole file is the state dict."""
     if key is None:
         return ChosenWeights(entries=loaded, wrapping="bare state dict")
     wrapping = f"training checkpoint, weights under '{key}'"
@@ -244,10 +221,7 @@ def _wrapped(loaded: Mapping[Any, Any], *, key: str | None, kind: WeightsKind | 
 
 
 def refuse_choice(path: Path, asked: str | None) -> None:
-    """Check that the user chose no kind of weights for a file with a single set of weights.
-
-    Errors: CheckpointError when ``asked`` is not None.
-    """
+    """Errors: CheckpointError when the user chose a kind of weights, for a file with a single set of weights."""
     if asked is not None:
         raise CheckpointError(
             f"{path}: --set weights={asked}, but the file holds a single set of weights and does not state its kind",
@@ -271,9 +245,8 @@ class PlainNames:
 def names_without_prefix(names: Iterable[str]) -> PlainNames:
     """Remove the prefixes that wrappers put before the name of every tensor.
 
-    The prefixes ``module.``, ``_orig_mod.``, ``model.`` and ``backbone.`` can occur in any order and number. Tensors of
-    a loss or metric, which training frameworks save beside the network, need not have them. ``_orig_mod.`` is also
-    removed inside of names, where compiled parts of a model have it.
+    Tensors of a loss or metric, which training frameworks save beside the network, need not have them. ``_orig_mod.``
+    is also removed inside of names, where compiled parts of a model have it.
     """
     left = {name: name for name in names}
     left_out: dict[str, str] = {}
@@ -299,19 +272,18 @@ def names_without_prefix(names: Iterable[str]) -> PlainNames:
 
 
 def of_training(name: str) -> bool:
-    """Return True if a tensor has the name of a state of a loss or metric, and not of a network."""
+    """Return True if a tensor has the name of a state of a loss or metric."""
     return _OF_TRAINING.fullmatch(name.partition(".")[0]) is not None
 
 
 def prefix_of_network(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the prefix of the part of a state dict that is the network, such as ``net.``; else "".
+    """Return the prefix of the part of a state dict that has a classifier and more than half of the tensors; else "".
 
-    shapes: name → shape.  The network has a classifier and most of the tensors. A state dict whose names without prefix
-    have a classifier has no prefix. Other parts, such as ``criterion.weight``, do not belong to the network.
-    Errors: CheckpointError when another part has the same shapes as the network.
+    shapes: name → shape.
+    Errors: CheckpointError when another part has the same shapes.
     """
     prefix, left = "", dict(shapes)
-    while not _has_classifier(left) and prefix.count(".") < _MOST_KEYS:
+    while not _has_classifier(left) and prefix.count(".") < _MAX_KEYS:
         parts: dict[str, dict[str, tuple[int, ...]]] = {}
         for name, shape in left.items():
             first, _, rest = name.partition(".")
@@ -350,7 +322,6 @@ def record_of(path: Path, loaded: object) -> TrainingRecord:
 
 
 def _plain_args(path: Path, args: object) -> RecordedOptions:
-    """Return the plain values of the options of a training script, which are none if the options are no dict."""
     plain, held = _Plain(), args if isinstance(args, dict) else {}
     options, unread = plain.entries(held)
     parts = {
@@ -387,12 +358,7 @@ class _Plain:
         return options, unread
 
     def value(self, value: Any, place: tuple[str, ...]) -> PlainValue:
-        """Return a copy of a plain value.
-
-        place: the name of the option, and the keys of the containers around the value.
-        Errors: _NotPlainError, which names the place, when the value, or a value in it, is not plain, or when the
-        limits are exceeded.
-        """
+        """Return a copy of a plain value.  place: the name of the option, and the keys of the containers around it."""
         self._count += 1
         if self._count > _MAX_VALUES or len(place) > _MAX_DEPTH:
             raise _NotPlainError(f"{place[0]}, of more than {_MAX_VALUES} values or {_MAX_DEPTH} levels")

@@ -1,25 +1,23 @@
 """Audit a checkpoint before it is served.
 
-Findings of severity ``error``, such as NaN in a tensor that the model uses, stop the load, because such values make
-every result meaningless. All other findings are only reported, and the user decides whether to use the checkpoint.
-In this module a kernel is a Gaussian of a Gaussian mixture mask.
+Findings of severity ``error``, such as NaN in a tensor that the model uses, stop the load; all others are only
+reported. In this module a kernel is a Gaussian of a Gaussian mixture mask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from gmmvit_deploy.models.layers.dead_masks import dead_masks
+from gmmvit_deploy.models.folding.dead_masks import dead_masks
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.scores.masks import stored_base, stored_base_limits
+from gmmvit_deploy.models.scores.step import Oddity
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-__all__ = ["DEAD_MASK", "Finding", "audit_dead_masks", "audit_model", "audit_tensors", "layer_of"]
+    from torch import Tensor
 
 DEAD_MASK = (
     "the mask of this layer has no influence on the logits: after this attention the network reads only tokens whose "
@@ -28,21 +26,7 @@ DEAD_MASK = (
 _SMALLEST_NORMAL = 2.0**-126  # float32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A result of the audit.
-
-    severity: ``error`` makes every result meaningless, ``warning`` should be examined, ``note`` is for information.
-    where: the name of the tensor, or of the layer with head and kernel.
-    what: the description of the finding.
-    """
-
-    severity: Literal["error", "warning", "note"]
-    where: str
-    what: str
-
-
-def audit_tensors(tensors: Mapping[str, Tensor], used: set[str]) -> Iterator[Finding]:
+def audit_tensors(tensors: Mapping[str, Tensor], used: set[str]) -> Iterator[Oddity]:
     """Yield a finding for each tensor with NaN or infinite values.
 
     used: the tensors that the model uses: a finding in such a tensor is an error, in any other tensor a warning.
@@ -50,37 +34,34 @@ def audit_tensors(tensors: Mapping[str, Tensor], used: set[str]) -> Iterator[Fin
     for name, tensor in tensors.items():
         bad = int((~tensor.isfinite()).sum())
         if bad:
-            yield Finding(
+            yield Oddity(
                 severity="error" if name in used else "warning",
                 where=name,
                 what=f"{bad} of {tensor.numel()} values are NaN or infinite",
             )
 
 
-def audit_model(model: nn.Module, unused: Mapping[str, Tensor]) -> list[Finding]:
-    """Audit a loaded model: every step on the attention scores, such as a mask, the classifier head, and the family.
+def audit_model(model: Model, unused: Mapping[str, Tensor]) -> list[Oddity]:
+    """Audit the steps on the attention scores, the classifier head, and what the family knows (`Model.oddities`).
 
-    unused: name → tensor, for the tensors of the file that the model does not read. Base masks among these tensors are
-    compared with the base masks that the model uses.
+    unused: the tensors of the file that the model does not read; base masks among them are compared with the used ones.
     """
-    findings: list[Finding] = []
+    findings: list[Oddity] = []
     bases: dict[str, Tensor] = {}
     grids: dict[str, tuple[int, int]] = {}
     for name, scores in attention_scores(model):
         layer = layer_of(name)
         for _, step in scores.steps():
-            findings += [Finding(severity=o.severity, where=layer + o.where, what=o.what) for o in step.oddities()]
+            findings += [replace(oddity, where=layer + oddity.where) for oddity in step.oddities()]
             numbers = step.numbers()
             if numbers.base is not None and numbers.grid is not None:
                 bases[layer], grids[layer] = numbers.base, numbers.grid
     findings += _audit_bases(bases, grids, unused)
-    if isinstance(model, Model):
-        findings += [Finding(severity=o.severity, where=where + o.where, what=o.what) for where, o in model.oddities()]
-        findings += _audit_heads(model)
-    return findings
+    findings += [replace(oddity, where=where + oddity.where) for where, oddity in model.oddities()]
+    return [*findings, *_audit_heads(model)]
 
 
-def _audit_heads(model: Model) -> Iterator[Finding]:
+def _audit_heads(model: Model) -> Iterator[Oddity]:
     """Yield a warning for each classifier head whose weights are all zero."""
     heads = dict(model.classifier_heads())
     for name, head in heads.items():
@@ -91,40 +72,32 @@ def _audit_heads(model: Model) -> Iterator[Finding]:
             if len(heads) == 1
             else "a zero head adds the same numbers to the logits of every image"
         )
-        yield Finding(
+        yield Oddity(
             severity="warning",
             where=name,
             what=f"all weights of the classifier head are zero; fine-tuning starts from a zero head, and {effect}",
         )
 
 
-def audit_dead_masks(model: Model) -> list[Finding]:
-    """Return a note for each mask of a loaded model that has no influence on the logits.
-
-    If the model has masks with prefix tokens, such as a class token, the function runs the network (`dead_masks`).
-    """
+def audit_dead_masks(model: Model) -> list[Oddity]:
+    """Return a note for each mask of a loaded model that has no influence on the logits (`dead_masks`)."""
     dead = dict.fromkeys(layer for layer, _ in dead_masks(model))
-    return [Finding(severity="note", where=layer_of(layer), what=DEAD_MASK) for layer in dead]
+    return [Oddity(severity="note", where=layer_of(layer), what=DEAD_MASK) for layer in dead]
 
 
 def layer_of(attention: str) -> str:
-    """Return the name of the layer, as in `Finding.where`, that contains the attention with this name."""
+    """Return the name of the layer, as in `Oddity.where`, that contains the attention with this name."""
     return attention.removesuffix(".inner").removesuffix(".attention")
 
 
 def _audit_bases(
     bases: Mapping[str, Tensor], grids: Mapping[str, tuple[int, int]], unused: Mapping[str, Tensor]
-) -> Iterator[Finding]:
-    """Yield findings about the stored base masks.
-
-    Base masks of the same size should be equal, should match sqrt(exp(−d²)) for the distance d of two tokens, and
-    should have no underflowed entries.
-    """
+) -> Iterator[Oddity]:
     first_of_size: dict[int, str] = {}
     for layer, base in bases.items():
         first = first_of_size.setdefault(base.shape[-1], layer)
         if not base.equal(bases[first]):
-            yield Finding(
+            yield Oddity(
                 severity="warning",
                 where=layer,
                 what=f"the stored base mask differs from the base mask of {first}; each layer uses its own base mask",
@@ -132,16 +105,16 @@ def _audit_bases(
     for name, tensor in unused.items():
         used = first_of_size.get(tensor.shape[-1]) if tensor.ndim == 4 else None
         if used is not None and not tensor.equal(bases[used]):
-            yield Finding(severity="warning", where=name, what="this unused base mask differs from the used base masks")
+            yield Oddity(severity="warning", where=name, what="this unused base mask differs from the used base masks")
     for layer in first_of_size.values():
         yield from _audit_base(layer, bases[layer], grids[layer])
 
 
-def _audit_base(layer: str, base: Tensor, grid: tuple[int, int]) -> Iterator[Finding]:
+def _audit_base(layer: str, base: Tensor, grid: tuple[int, int]) -> Iterator[Oddity]:
     difference = (base - stored_base(grid)).abs()
     if not bool((difference <= stored_base_limits(grid)).all()):  # within the limits, another processor computed it
         largest = float(difference.max())
-        yield Finding(
+        yield Oddity(
             severity="note" if largest < 1e-6 else "warning",
             where=layer,
             what=f"the stored base differs from sqrt(exp(−d²)) by up to {largest:.3g}; the stored base is used",
@@ -149,7 +122,7 @@ def _audit_base(layer: str, base: Tensor, grid: tuple[int, int]) -> Iterator[Fin
     zeros = int((base == 0).sum())
     coarse = int(((base.square() < _SMALLEST_NORMAL) & (base != 0)).sum())
     if zeros or coarse:
-        yield Finding(
+        yield Oddity(
             severity="note",
             where=layer,
             what=f"{zeros} of {base.numel()} entries of the stored base mask underflowed to zero and {coarse} lost "

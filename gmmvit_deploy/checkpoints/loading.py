@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor
 
-from gmmvit_deploy.checkpoints._backbone import Backbone, backbone_of
-from gmmvit_deploy.checkpoints._fitting import FittedFile, errors_that_name, fitted_file, refuse_misfits
+from gmmvit_deploy.checkpoints._fitting import (
+    Backbone,
+    FittedFile,
+    backbone_of,
+    errors_that_name,
+    fitted_file,
+    refuse_misfits,
+)
 from gmmvit_deploy.checkpoints._model_folder import read_checkpoint, with_linear_head
 from gmmvit_deploy.checkpoints._other_files import refuse_adapter
-from gmmvit_deploy.checkpoints._resizing import resized_as_asked
 from gmmvit_deploy.checkpoints._wrapping import prefix_of_network
-from gmmvit_deploy.checkpoints.audit import Finding, audit_model, audit_tensors
-from gmmvit_deploy.checkpoints.own_class import load_own_class, require_same_class
+from gmmvit_deploy.checkpoints.audit import audit_model, audit_tensors
+from gmmvit_deploy.checkpoints.own_class import load_own_class, refuse_own_options, require_same_class
 from gmmvit_deploy.checkpoints.reading import TensorFile, under_prefix
 from gmmvit_deploy.checkpoints.weights import as_float32, filled_model, listed, tensor_from_file
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
@@ -37,12 +43,12 @@ from gmmvit_deploy.models.families.timm.network import is_timm_name
 from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT
 from gmmvit_deploy.models.families.timm.torchvision_files import TORCHVISION_FILES
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.scores.step import Oddity
 from gmmvit_deploy.models.sources.hints import LoadHints, own_class_of
-from gmmvit_deploy.models.sources.options import check_options, refuse_own_options
 from gmmvit_deploy.models.sources.record import KnownImages
-from gmmvit_deploy.models.sources.shapes import check_image_hints, compared_with_preset
+from gmmvit_deploy.models.sources.shapes import check_image_hints, preset_differences
 from gmmvit_deploy.models.sources.source import CheckpointSource, origin_keys
-from gmmvit_deploy.models.specs import ModelSpec
+from gmmvit_deploy.models.specs import Interpolation, ModelSpec
 
 __all__ = ["LoadedCheckpoint", "load_checkpoint", "released_state_dict"]
 
@@ -51,10 +57,8 @@ __all__ = ["LoadedCheckpoint", "load_checkpoint", "released_state_dict"]
 class LoadedCheckpoint:
     """The result of `load_checkpoint`.
 
-    file: the file, without its tensors, which the model has.  spec: the spec of the model.
-    model: the trained model in evaluation mode, float32, on the CPU.
-    unused: key of the file → the reason why the network never reads the tensor.
-    findings: the results of the audit.
+    file: the file, without its tensors.  model: the trained model in evaluation mode, float32, on the CPU.
+    unused: key of the file → the reason why the network never reads the tensor.  findings: the results of the audit.
     images: what the checkpoint states about the images of training.
     taken_from: what no tensor shows, such as ``heads`` → where the value comes from, such as ``--set heads=4``.
     """
@@ -63,7 +67,7 @@ class LoadedCheckpoint:
     spec: ModelSpec
     model: Model
     unused: dict[str, str]
-    findings: tuple[Finding, ...]
+    findings: tuple[Oddity, ...]
     images: KnownImages = field(default_factory=KnownImages)
     taken_from: dict[str, str] = field(default_factory=dict)
 
@@ -91,7 +95,7 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
         return _load_own(file, hints)
     if own_class is not None:
         model, used, file = load_own_class(file, hints, *own_class)
-        model = resized_as_asked(model, hints, usual=None, source=str(path))
+        model = _resized(model, hints, interpolation=None, source=str(path))
         return _audited(file, model, used=used, unused={})
     refuse_adapter(file.path, file.tensors)  # a class of one's own may have layers of LoRA
     given, name = hints, str(path)
@@ -99,7 +103,7 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
     source, hints, fitted = _fitted(file, given, name)
     file, shapes, spec, origins = fitted.file, fitted.shapes, fitted.spec, fitted.origins
     model = filled_model(spec, {ours: tensor_from_file(origin, file.tensors) for ours, origin in origins.items()})
-    resized = resized_as_asked(model, hints, usual=source.interpolation(shapes, hints), source=name)
+    resized = _resized(model, hints, interpolation=source.interpolation(shapes, hints), source=name)
     used = {key for origin in origins.values() for key in origin_keys(origin)}
     loaded = _audited(file, resized, used=used, unused=fitted.unused)
     taken = {**source.taken_from(shapes, hints, spec), **fitted.taken_from, **given.typed()}
@@ -115,7 +119,9 @@ def _fitted(file: TensorFile, hints: LoadHints, name: str) -> tuple[CheckpointSo
     try:
         return _fitted_network(file, hints, name)
     except InputError:
-        backbone = None if hints.head is not None or _signed(file) else backbone_of(file)
+        # timm takes any names; a file that another source recognises is no backbone of timm.
+        signed = any(source.signature for source in _recognising(file))
+        backbone = None if hints.head is not None or signed else backbone_of(file)
         if backbone is None:
             raise
         if not backbone.layer:
@@ -129,15 +135,12 @@ def _fitted(file: TensorFile, hints: LoadHints, name: str) -> tuple[CheckpointSo
     return source, hints, replace(fitted, taken_from={**fitted.taken_from, "classifier": classifier})
 
 
-def _signed(file: TensorFile) -> bool:
-    """Return whether the names of the tensors are those of a source other than timm, which takes any names."""
-    return any(source.signature and source.recognises(file.tensors) for family in FAMILIES for source in family.sources)
+def _recognising(file: TensorFile) -> list[CheckpointSource]:
+    return [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
 
 
 def _refuse_beside(backbone: Backbone, hints: LoadHints, name: str) -> None:
-    """Errors: CheckpointError when the tensors under the prefix are a network of timm, and those beside it are not the
-    single linear layer that could only be its classifier.
-    """
+    """Errors: CheckpointError when the tensors under the prefix are a network of timm, beside other layers."""
     alone = {name: t for name, t in backbone.file.tensors.items() if name not in backbone.beside}
     part, features = replace(backbone.file, tensors=alone), replace(hints, only_features=True)
     try:
@@ -154,17 +157,12 @@ def _refuse_beside(backbone: Backbone, hints: LoadHints, name: str) -> None:
 
 
 def _fitted_network(file: TensorFile, hints: LoadHints, name: str) -> tuple[CheckpointSource, LoadHints, FittedFile]:
-    """Return (the source of a file of one network, the hints with what the file states, the fit).
-
-    name: the path that the user typed.
-    Errors: InputError as in `load_checkpoint`.
-    """
-    given, hints = hints, _with_own_spec(file, hints)
+    """Return (the source of a file of one network, the hints with what the file states, the fit)."""
     if hints.head is not None:
         file, hints = with_linear_head(file, Path(hints.head), hints)
     source = _source_of(file, hints)
     try:
-        check_options(name, source, given, file.tensors)
+        _check_options(name, source, hints, file.tensors)
     except CheckpointError:
         _refuse_incomplete(file, source, hints)
         raise
@@ -191,8 +189,25 @@ def _fitted_network(file: TensorFile, hints: LoadHints, name: str) -> tuple[Chec
         raise
 
 
+def _check_options(path: str, source: CheckpointSource, hints: LoadHints, names: Iterable[str]) -> None:
+    """Errors: CheckpointError for an option that the source does not read, or for the name of another source.
+
+    An ignored option would seem to have changed the network.  hints: the user's own values.  names: of the tensors.
+    """
+    for hint, typed in hints.own().items():
+        if hint not in source.own_hints:
+            raise CheckpointError(
+                f"{path}: {typed} does not apply to a file of {source.name}",
+                hint=f"leave {typed.partition('=')[0]} out",
+            )
+    if hints.source is not None and not source.is_named(hints.source, names):
+        raise CheckpointError(
+            f"{path}: --set source={hints.source}, but the names of the tensors are those of {source.name}",
+            hint="leave --set source out",
+        )
+
+
 def _network_of(file: TensorFile) -> TensorFile:
-    """Return the part of the tensors that has the classifier, without its prefix (`_wrapping.prefix_of_network`)."""
     prefix = prefix_of_network(file.path, {name: tuple(tensor.shape) for name, tensor in file.tensors.items()})
     return under_prefix(file, prefix) if prefix and not file.record.of_transformers else file
 
@@ -200,9 +215,8 @@ def _network_of(file: TensorFile) -> TensorFile:
 def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
     """Return the checkpoint source (the code that wrote the file) that recognises the file.
 
-    A model that the user names, a model folder of timm, and a file that names an architecture of timm that fits choose
-    the source. For any other file, the names of the tensors choose the source: if several sources recognise the file,
-    the source with the most names in its signature. ``hints.source`` chooses between sources with equally many names.
+    Unless the user or the file names a model, the source with the longest signature that fits the names of the tensors;
+    ``hints.source`` chooses between equally long ones.
     Errors: CheckpointError when the user must choose.
     """
     if file.record.of_transformers:
@@ -214,9 +228,9 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
             return source
     if hints.model is not None or file.record.config:
         return TIMM_FILES
-    sources = [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
-    most = max(len(source.signature) for source in sources)
-    possible = [source for source in sources if len(source.signature) == most]
+    sources = _recognising(file)
+    longest = max(len(source.signature) for source in sources)
+    possible = [source for source in sources if len(source.signature) == longest]
     stated = (file.record.entries.get("arch"), file.record.args.get("model"))
     if TIMM_FILES not in possible and hints.preset is None and any(map(is_timm_name, stated)):
         # Some scripts store their default name beside a network of another code, so timm's network must fit.
@@ -224,7 +238,7 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
             fitted_file(file, str(file.path), TIMM_FILES, hints, lambda spec: None)
             return TIMM_FILES
     if hints.source is not None:
-        # `check_options` refuses a value that names no possible source.
+        # `_check_options` refuses a value that names no possible source.
         possible = [source for source in possible if source.is_named(hints.source, file.tensors)] or possible
     if len(possible) > 1:
         options = sorted({source.option for source in possible})
@@ -238,18 +252,17 @@ def _source_of(file: TensorFile, hints: LoadHints) -> CheckpointSource:
 
 def _other_sources(file: TensorFile) -> list[str]:
     """Return the names of the sources that recognise a file whose tensors do not have timm's names."""
-    possible = [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
-    most = max(possible, key=lambda source: len(source.signature))  # TIMM_FILES, without signature, takes every file
-    if any(source is most for source in _family_of_source(TIMM_FILES).sources):
+    possible = _recognising(file)
+    best = max(possible, key=lambda source: len(source.signature))  # TIMM_FILES, without signature, takes every file
+    if any(source is best for source in _family_of_source(TIMM_FILES).sources):
         return []
-    return [source.name for source in possible if len(source.signature) == len(most.signature)]
+    return [source.name for source in possible if len(source.signature) == len(best.signature)]
 
 
 def _refuse_incomplete(file: TensorFile, source: CheckpointSource, hints: LoadHints) -> None:
-    """Refuse a file that names a preset of this package, and that lacks a tensor by which its source is recognised.
+    """Errors: CheckpointError for a file that names a preset and lacks a tensor by which its source is recognised.
 
     source: the source that was chosen for the file; such a file is left to timm.
-    Errors: CheckpointError that names the preset and the missing tensors.
     """
     if source is not TIMM_FILES or hints.model is not None:
         return
@@ -272,12 +285,7 @@ def _family_of_source(source: CheckpointSource) -> Family:
 
 
 def _check_preset(family: Family, hints: LoadHints) -> None:
-    """Check that the preset, if given, belongs to the family of the file.
-
-    Errors:
-        SpecError: the preset is unknown.
-        CheckpointError: the preset belongs to another family.
-    """
+    """Errors: SpecError when the preset is unknown, CheckpointError when it belongs to another family than the file."""
     if hints.preset is None:
         return
     other = family_of_preset(hints.preset)
@@ -292,18 +300,18 @@ def _check_preset(family: Family, hints: LoadHints) -> None:
 
 
 def _compare_with_preset(spec: ModelSpec, hints: LoadHints, source: str) -> None:
-    """Compare the spec with the preset, if given.
-
-    Errors: CheckpointError when fields differ; the message lists every differing field.
-    """
-    if hints.preset is not None:
-        preset = preset_spec(hints.preset, classes=spec.classes, image_size=spec.image_size, mask=spec.mask)
-        compared_with_preset(spec, preset, name=hints.preset, source=source)
+    if hints.preset is None:
+        return
+    preset = preset_spec(hints.preset, classes=spec.classes, image_size=spec.image_size, mask=spec.mask)
+    if differing := preset_differences(spec, preset):
+        raise CheckpointError(
+            f"{source}: the file does not match the preset {hints.preset}: {', '.join(differing)}",
+            hint=f"omit --preset {hints.preset}, or type the preset that the model was trained with",
+        )
 
 
 def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
-    """Load the weights file of a bundle (the folder that ``gmmvit export`` writes), or a checkpoint of
-    ``gmmvit train``: both contain the model spec.
+    """Load the weights file of a bundle, or a checkpoint of ``gmmvit train``: both contain the model spec.
 
     Errors: CheckpointError if a hint contradicts the spec, or if the tensors do not fit the spec.
     """
@@ -330,15 +338,12 @@ def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
     _check_preset(family_of(spec), hints)
     _compare_with_preset(spec, hints, source)
     refuse_misfits(file, spec, None, {})
-    model = resized_as_asked(filled_model(spec, file.tensors), hints, usual=None, source=source)
+    model = _resized(filled_model(spec, file.tensors), hints, interpolation=None, source=source)
     return replace(_audited(file, model, used=set(file.tensors), unused={}), images=_own_images(file, model.spec))
 
 
 def _own_images(file: TensorFile, spec: ModelSpec) -> KnownImages:
-    """Return the preprocessing and the class names that a checkpoint of ``gmmvit train`` states.
-
-    Errors: CheckpointError when they do not fit the spec.
-    """
+    """Return the preprocessing and the class names that a checkpoint of ``gmmvit train`` states."""
     stated = file.images_json()
     if stated is None:
         return KnownImages()
@@ -359,7 +364,6 @@ def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str
     """Audit the tensors and the model, and return the loaded checkpoint.
 
     used, unused: the keys of the file that the model reads, and the other keys with the reason why it does not.
-    Errors: CheckpointError when a finding of the audit makes every result meaningless.
     """
     file = as_float32(file, keep={str(tensor.dtype) for tensor in model.state_dict().values()})
     findings = list(audit_tensors(file.tensors, used=used))
@@ -376,31 +380,13 @@ def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str
 
 
 def released_state_dict(model: Model) -> dict[str, Tensor]:
-    """Return the state dict of this model under the names of the paper authors' code.
-
-    The state dict omits the additional base masks that the authors' code saves but never reads.
-    """
+    """Return the state dict of this model under the names of the paper authors' code, without unread base masks."""
     state = model.state_dict()
     origins = family_of(model.spec).sources[0].tensors(model.spec)
     return {key: state[ours] for ours, key in origins.items() if isinstance(key, str)}
 
 
-def _with_own_spec(file: TensorFile, hints: LoadHints) -> LoadHints:
-    """Fill in the hints from the spec in the metadata of a safetensors file written by this package, if present."""
-    data = file.spec_json()
-    if data is None:
-        return hints
-    own = spec_from_json(data)
-    return replace(
-        hints,
-        # This package wrote such files, with the names of the paper authors' code, before it read vit-pytorch's files.
-        source=hints.source or "spt-lsa",
-        heads=own.first_heads if hints.heads is None and hints.preset is None else hints.heads,
-        closed_form=own.mask.closed_form if hints.closed_form is None else hints.closed_form,
-    )
-
-
-def _refuse(source: str, findings: list[Finding]) -> None:
+def _refuse(source: str, findings: list[Oddity]) -> None:
     errors = [f"{finding.where}: {finding.what}" for finding in findings if finding.severity == "error"]
     if errors:
         raise CheckpointError(
@@ -408,3 +394,38 @@ def _refuse(source: str, findings: list[Finding]) -> None:
             f"{listed(errors)}",
             hint="use another checkpoint: the training diverged, or the file is damaged",
         )
+
+
+def _resized(model: Model, hints: LoadHints, *, interpolation: Interpolation | None, source: str) -> Model:
+    """Return the model for images of ``hints.resize_to``.
+
+    interpolation: the algorithm of the code that wrote the file, for a user who names none; None if not known.
+    Errors: CheckpointError when the model has this size already, was resized before, or cannot be resized.
+    """
+    if hints.resize_to is None:
+        return model
+    spec, size = model.spec, (hints.resize_to, hints.resize_to)
+    what = f"{source}: --resize-to {hints.resize_to}"
+    if spec.image_shape == size:
+        raise CheckpointError(
+            f"{what}: the model already takes images of {size[0]} × {size[1]} pixels, so nothing would change",
+            hint="leave --resize-to out",
+        )
+    if spec.resizing:
+        raise CheckpointError(
+            f"{what}: the model was already {spec.resizing}; resampling twice gives another network than resampling "
+            "once",
+            hint="type gmmvit export with the checkpoint of the training",
+        )
+    resize = family_of(spec).resized
+    if resize is None:
+        supported = " and ".join(family.name for family in FAMILIES if family.resized is not None)
+        raise CheckpointError(
+            f"{what}: only models of the family {supported} can be resized; the code base of {spec.description} models "
+            "has no algorithm that resamples position embeddings and biases for another image size",
+            hint="leave --resize-to out; gmmvit then exports the model at the image size of the training",
+        )
+    try:
+        return resize(model, size, hints.interpolation or interpolation)
+    except InputError as exc:
+        raise CheckpointError(f"{what}: {exc}", hint=exc.hint) from exc

@@ -1,7 +1,6 @@
 """Read the file of ``--model FILE.py:CLASS``, allow this process to run the file, and load a checkpoint into the class.
 
-This module is the only caller of `families.custom.permission.permit`. The file is read once: the bytes that are hashed
-are the bytes that run.
+Only this module calls `families.custom.permission.permit`. The bytes that are hashed are the bytes that run.
 """
 
 from __future__ import annotations
@@ -22,18 +21,14 @@ from gmmvit_deploy.models.families.custom.permission import OwnFile, permit
 from gmmvit_deploy.models.families.custom.spec import CustomSpec
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints, own_class_of
-from gmmvit_deploy.models.sources.options import refuse_own_options
 from gmmvit_deploy.models.sources.shapes import asked_image
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec, input_shape
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["load_own_class", "permit_class_of", "require_same_class"]
-
 
 def _read(path: str) -> OwnFile:
-    """Read a Python file without running it.  Errors: InputError when the file cannot be read."""
     try:
         source = Path(path).read_bytes()
     except OSError as exc:
@@ -46,11 +41,8 @@ def _read(path: str) -> OwnFile:
 def permit_class_of(spec: ModelSpec, model: str, *, what: str) -> None:
     """Allow this process to run the file that ``model`` names, if the file has the SHA-256 of the spec.  No code runs.
 
-    spec: the spec of a bundle, or of a weights file (``weights.safetensors`` of a bundle).
-    model: ``FILE.py:CLASS``, as the user typed it.
-    what: the bundle or the weights file, for messages.
-    Errors: InputError when ``model`` names no file and class, when the spec is not that of a user's own class, when the
-    class has another name, or when the SHA-256 of the file is not that of the spec.
+    spec, what: of a bundle or of a weights file.  model: ``FILE.py:CLASS``, as the user typed it.
+    Errors: InputError when ``model`` names no file and class, or the spec is that of another class or file.
     """
     named = own_class_of(model)
     if named is None:
@@ -77,10 +69,7 @@ def permit_class_of(spec: ModelSpec, model: str, *, what: str) -> None:
 
 
 def require_same_class(spec: ModelSpec, hints: LoadHints, *, what: str) -> None:
-    """Check that ``--model`` and ``--model-args`` fit the spec of a weights file, and permit the file of ``--model``.
-
-    Errors: InputError as in `permit_class_of`, and when the arguments differ from those of the spec.
-    """
+    """Permit the file of ``--model``.  Errors: InputError when it, or ``--model-args``, does not fit the spec."""
     if hints.model is not None:
         permit_class_of(spec, hints.model, what=what)
     if hints.model_args and isinstance(spec, CustomSpec) and dict(hints.model_args) != dict(spec.model_args):
@@ -90,14 +79,26 @@ def require_same_class(spec: ModelSpec, hints: LoadHints, *, what: str) -> None:
         )
 
 
+def refuse_own_options(path: str, hints: LoadHints, *, reason: str, allowed: tuple[str, ...] = ()) -> None:
+    """Errors: CheckpointError when the user typed an option for what a file without a source states itself.
+
+    reason: the end of the message.  allowed: the fields of `LoadHints` that apply nevertheless.
+    """
+    typed_source = {} if hints.source is None else {"source": f"--set source={hints.source}"}
+    for hint, typed in (*hints.own().items(), *typed_source.items()):
+        if hint not in allowed:
+            raise CheckpointError(
+                f"{path}: {typed} does not apply to {reason}", hint=f"leave {typed.partition('=')[0]} out"
+            )
+
+
 def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> tuple[Model, set[str], TensorFile]:
     """Build a network of the class that the user named, and load the tensors of a checkpoint into the network.
 
     path, name: the Python file and the class of ``hints.model``.
     Returns (the model, the keys of the checkpoint that the model reads, the file without what is beside the network).
-    Errors:
-        InputError: the file or the class cannot be used (`families.custom.running`, `families.custom.model`).
-        CheckpointError: an option is missing or does not apply, or the tensors do not fit the class.
+    Errors: InputError when the class cannot be used; CheckpointError when an option is missing or does not apply, or
+    the tensors do not fit the class.
     """
     from gmmvit_deploy.models.families.custom.model import classes_of
     from gmmvit_deploy.models.families.custom.running import network_of_class
@@ -150,11 +151,7 @@ def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> 
 
 
 def _network_of(file: TensorFile, names: Collection[str]) -> TensorFile:
-    """Return the tensors under the only prefix, such as ``net.``, under which the file has every name of the class.
-
-    names: those of the class.  Without such a prefix, or if the class fits without one, the file is returned.
-    Errors: CheckpointError when several prefixes fit, such as those of a network and of its average.
-    """
+    """Return the tensors under the only prefix, such as ``net.``, under which the file has every name of the class."""
     first = next(iter(names), "")
     prefixes = [key.removesuffix(first) for key in file.tensors if key == first or key.endswith(f".{first}")]
     fitting = [prefix for prefix in prefixes if all(f"{prefix}{name}" in file.tensors for name in names)]
@@ -167,12 +164,7 @@ def _network_of(file: TensorFile, names: Collection[str]) -> TensorFile:
 
 
 def _require_same_logits(networks: tuple[nn.Module, nn.Module], model: Model, *, what: str) -> None:
-    """Compare the logits of the networks and of the model in float64.
-
-    networks: two networks of the user's class with the weights of the checkpoint.
-    model: a network of the user's class with the same weights, in which this package computes the attentions.
-    Errors: CheckpointError when the logits differ.
-    """
+    """Errors: CheckpointError when two networks of the class, or the model with our attentions, differ in float64."""
     import torch
 
     images = torch.randn(2, *input_shape(model.spec), dtype=torch.float64, generator=torch.Generator().manual_seed(0))

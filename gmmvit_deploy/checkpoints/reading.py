@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.checkpoints._inert import Name, OtherTensor, Record, TensorRef, kind_of
 from gmmvit_deploy.checkpoints._other_files import EXPECTED, RESAVE_HINT, refuse_file, refuse_folder, unknown_name
+from gmmvit_deploy.checkpoints._pickled import Name, OtherTensor, Record, TensorRef, kind_of
 from gmmvit_deploy.checkpoints._torch_file import open_torch_file
 from gmmvit_deploy.checkpoints._wrapping import (
     WRAPPER_KEYS,
@@ -34,30 +34,10 @@ from gmmvit_deploy.models.sources.record import TrainingRecord
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "IMAGES_METADATA_KEY",
-    "INDEX_FILES",
-    "MODEL_METADATA_KEY",
-    "SPEC_METADATA_KEY",
-    "WEIGHTS_FILES",
-    "WEIGHTS_METADATA_KEY",
-    "TensorFile",
-    "read_tensors",
-    "require_checkpoint",
-    "under_prefix",
-    "weights_bytes",
-    "with_shared",
-]
-
-SPEC_METADATA_KEY = "gmmvit_spec"
-"""Key of the safetensors metadata entry with the model spec as JSON, in files whose tensors have the names of the paper
-authors' released code. Bundles (the folders that ``gmmvit export`` writes) up to format gmmvit-bundle/2 have such a
-weights file."""
 MODEL_METADATA_KEY = "gmmvit_model"
 """Key of the safetensors metadata entry with the model spec as JSON, in files whose tensors have the names of this
-package's modules. Such a file has no other metadata entry, because safetensors writes several entries in varying order:
-two files of the same model would differ. The checkpoints of ``gmmvit train`` have this entry and the following entries
-at their top level."""
+package's modules. Such a file has no other metadata entry, because safetensors writes several entries in varying order.
+The checkpoints of ``gmmvit train`` have this entry and the following entries at their top level."""
 WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
 """Names of the file of the weights in folders of timm, Hugging Face transformers and accelerate."""
 INDEX_FILES = tuple(f"{name}.index.json" for name in WEIGHTS_FILES)
@@ -73,11 +53,9 @@ unless the user chooses."""
 class TensorFile:
     """The tensors of a checkpoint file by name, without prefixes such as ``module.``.
 
-    wrapping: a description of the place of the tensors in the file.  tensors: name without prefix → tensor.
-    metadata: the text entries of a safetensors file, and those that ``gmmvit train`` writes into a PyTorch file; empty
-    for any other PyTorch file.
+    wrapping: a description of the place of the tensors in the file.
+    metadata: the text entries of a safetensors file, or those that ``gmmvit train`` writes into a PyTorch file.
     weights: ``trained`` or ``averaged``; None when the file does not state the kind of its weights.
-    record: the plain values that the training script stored beside the tensors.
     left_out: key of the state dict → the reason why the entry is no tensor of the model; these entries are not read.
     """
 
@@ -92,23 +70,15 @@ class TensorFile:
 
     @property
     def has_own_names(self) -> bool:
-        """True if the tensors have the names of this package's modules, as in the weights file of a bundle, and in a
-        checkpoint of ``gmmvit train``.
-        """
+        """True for the weights file of a bundle and a checkpoint of ``gmmvit train``: both state the spec."""
         return MODEL_METADATA_KEY in self.metadata
 
     def spec_json(self) -> Mapping[str, Any] | None:
-        """Return the model spec in the metadata of a file written by this package, or None.
-
-        Errors: CheckpointError when the entry is not a JSON object.
-        """
-        return self._json(MODEL_METADATA_KEY if self.has_own_names else SPEC_METADATA_KEY, "model spec")
+        """Return the model spec in a file written by this package, or None.  Errors: CheckpointError when damaged."""
+        return self._json(MODEL_METADATA_KEY, "model spec")
 
     def images_json(self) -> Mapping[str, Any] | None:
-        """Return the preprocessing and the class names in a checkpoint of ``gmmvit train``; None for another file.
-
-        Errors: CheckpointError when the entry is not a JSON object.
-        """
+        """Return the preprocessing and the class names in a checkpoint of ``gmmvit train``, or None."""
         return self._json(IMAGES_METADATA_KEY, "preprocessing")
 
     def _json(self, key: str, what: str) -> Mapping[str, Any] | None:
@@ -138,9 +108,8 @@ def under_prefix(file: TensorFile, prefix: str) -> TensorFile:
 def read_tensors(path: Path, weights: str | None = None, *, sha256: str = "", keep_prefix: bool = False) -> TensorFile:
     """Read a checkpoint file.
 
-    Supports safetensors files and both formats of `torch.save`. A PyTorch file holds a bare state dict, or a dict with
-    a state dict under a key, such as those of `_wrapping.WRAPPER_KEYS`. The function reads only the tensors of this
-    state dict, not the state of an optimiser.
+    Supports safetensors files and both formats of `torch.save`: a bare state dict, or a dict with a state dict under a
+    key, such as those of `_wrapping.WRAPPER_KEYS`.
     weights: the weights to read (`_wrapping.choose_weights`); required if the file holds several sets.
     sha256: the hash of a safetensors file that the caller has compared with the file; without it, the file is hashed.
     keep_prefix: True for a part of the weights: whether all names have a prefix is only known of all parts together.
@@ -170,13 +139,8 @@ def weights_bytes(path: Path, weights: str | None = None) -> int:
     from safetensors import SafetensorError, safe_open
 
     if path.is_dir():
-        names = (
-            "model.safetensors",
-            "model.safetensors.index.json",
-            "pytorch_model.bin",
-            "pytorch_model.bin.index.json",
-        )
-        return next((weights_bytes(path / name, weights) for name in names if (path / name).is_file()), 0)
+        held = (path / name for name in (*WEIGHTS_FILES, *INDEX_FILES))
+        return next((weights_bytes(file, weights) for file in held if file.is_file()), 0)
     try:
         if path.name.endswith(".index.json"):
             parts = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
@@ -238,7 +202,7 @@ def _from_pytorch(path: Path, weights: str | None, *, keep_prefix: bool) -> Tens
 
 
 def _own_entries(record: TrainingRecord) -> dict[str, str]:
-    """Return the entries of a checkpoint of ``gmmvit train``; an empty dict for any other file."""
+    """Return the entries of a checkpoint of ``gmmvit train``."""
     keys = (MODEL_METADATA_KEY, IMAGES_METADATA_KEY, WEIGHTS_METADATA_KEY)
     own = {key: text for key in keys if isinstance(text := record.entries.get(key), str)}
     return own if MODEL_METADATA_KEY in own else {}
@@ -253,10 +217,9 @@ def _prefix_in_words(prefix: str) -> str:
 
 
 def require_checkpoint(path: Path) -> None:
-    """Check that the file or folder exists, without importing a heavy package, so that a misspelt path is reported.
+    """Errors: CheckpointError when the path does not exist, or is a folder but no model folder.
 
-    Errors: CheckpointError when the path does not exist, is a folder without a ``config.json``, or is a folder of
-    another program (`refuse_folder`).
+    Imports no heavy package, so that a misspelt path is reported at once.
     """
     if (path / "manifest.json").is_file() and (path / "weights.safetensors").is_file():
         raise CheckpointError(
@@ -313,10 +276,7 @@ def with_shared(tensors: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict
 
 
 def _only_tensors(path: Path, chosen: ChosenWeights) -> dict[str, TensorRef | OtherTensor]:
-    """Check that a state dict maps names to tensors, and return the state dict.
-
-    Errors: CheckpointError when the state dict is empty, or when an entry is no tensor or has no name.
-    """
+    """Errors: CheckpointError when the state dict is empty, or when an entry is no tensor or has no name."""
     entries = chosen.entries
     if isinstance(entries, Record) and not entries:
         raise unknown_name(path, entries.name, key=chosen.key, root=True)

@@ -12,16 +12,9 @@ from gmmvit_deploy.models.families.counting import multiply_accumulates, trainab
 from gmmvit_deploy.models.layers.shapes_only import shapes_only
 from gmmvit_deploy.models.specs import ModelSpec, spec_to_json
 
-__all__ = ["describe_checkpoint", "describe_spec"]
-
 
 def describe_checkpoint(loaded: LoadedCheckpoint) -> dict[str, Any]:
-    """Return a description of the file, of the spec (`describe_spec`), of the unused keys and of the audit findings.
-
-    ``taken_from`` states where values come from that no tensor shows.
-
-    The findings include a note for each mask that has no influence on the logits.
-    """
+    """Return a description of the file, of the spec (`describe_spec`), of the unused keys and of the audit findings."""
     findings = (*loaded.findings, *audit_dead_masks(loaded.model))
     return {
         "checkpoint": {"path": str(loaded.file.path), "sha256": loaded.file.sha256, "wrapping": loaded.file.wrapping},
@@ -33,10 +26,7 @@ def describe_checkpoint(loaded: LoadedCheckpoint) -> dict[str, Any]:
 
 
 def describe_spec(spec: ModelSpec) -> dict[str, Any]:
-    """Return family, mask, number of trainable parameters, multiply-accumulates (MACs) per image, and spec.
-
-    The function reads no file.
-    """
+    """Return family, mask, number of trainable parameters, multiply-accumulates (MACs) per image, and spec."""
     with shapes_only():
         parameters = trainable_parameters(model_from_spec(spec))
     return {

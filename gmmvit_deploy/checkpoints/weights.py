@@ -1,11 +1,7 @@
 """Write and read ``weights.safetensors``, the file of a bundle with the tensors of the trained model.
 
-A bundle is the folder that ``gmmvit export`` writes. The tensors have the names of the model's modules.
-
-    metadata   the model spec as JSON
-    tensors    the model's state dict: every parameter, and every buffer that PyTorch saves, as trained
-
-A model is rebuilt from the stored spec; no size is inferred from names or shapes.
+metadata   the model spec as JSON, from which the model is rebuilt
+tensors    the model's state dict: every parameter, and every buffer that PyTorch saves, as trained
 """
 
 from __future__ import annotations
@@ -20,34 +16,20 @@ from gmmvit_deploy.bundle.artifacts import Manifest
 from gmmvit_deploy.checkpoints._wrapping import of_training
 from gmmvit_deploy.checkpoints.reading import MODEL_METADATA_KEY, TensorFile, read_tensors
 from gmmvit_deploy.errors import BundleError
-from gmmvit_deploy.models.families import model_from_spec, spec_from_json, spec_to_json
+from gmmvit_deploy.models.families import model_from_spec, spec_from_json
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.shapes_only import shapes_only
 from gmmvit_deploy.models.sources.source import Conversion, TensorOrigins, origin_keys
-from gmmvit_deploy.models.specs import ModelSpec
+from gmmvit_deploy.models.specs import ModelSpec, spec_to_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "as_float32",
-    "bytes_from_model",
-    "filled_model",
-    "listed",
-    "misfits",
-    "model_from_bundle",
-    "tensor_from_file",
-    "without_training",
-]
-
-_MOST_LISTED = 12
+_MAX_LISTED = 12
 
 
 def bytes_from_model(model: Model) -> bytes:
-    """Return the content of ``weights.safetensors`` for a model.
-
-    If tensors share memory in the model, each of these tensors gets a separate copy in the file.
-    """
+    """Return the content of ``weights.safetensors`` for a model.  Tensors that share memory are stored separately."""
     from safetensors.torch import save
 
     separate: dict[str, Tensor] = {}
@@ -60,14 +42,12 @@ def bytes_from_model(model: Model) -> bytes:
 
 
 def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
-    """Build the model that the manifest's spec describes, and fill the model with the tensors of the weights file.
+    """Return the model of a bundle, in evaluation mode, float32, on the CPU.
 
     manifest: of the opened bundle that holds ``weights``: opening the bundle has compared the file with its hash.
-    Returns the model in evaluation mode, float32, on the CPU.
     Errors:
         CheckpointError: the file cannot be read.
-        BundleError: the spec in the file differs from the manifest's spec, or tensors are missing, unknown, or of an
-            unexpected shape or data type. The message lists the first 12 tensors that do not fit.
+        BundleError: the file does not fit the manifest's spec.
     """
     file = read_tensors(weights, sha256=manifest.files.get(weights.name, ""))  # compared when the bundle was opened
     written = file.spec_json()
@@ -90,9 +70,7 @@ def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
 def misfits(spec: ModelSpec, tensors: Mapping[str, Tensor], origins: TensorOrigins | None = None) -> list[str]:
     """Return a line for every tensor that is missing, unknown to the model, or of an unexpected shape or data type.
 
-    tensors: key of the file → tensor.
-    origins: name of a tensor in the model → the key of the tensor in the file, or the conversion that computes the
-    tensor from tensors of the file. By default the key in the file is the name in the model.
+    origins: by default the key in the file is the name in the model.
     """
     with shapes_only():
         state = model_from_spec(spec).state_dict()
@@ -109,7 +87,6 @@ def misfits(spec: ModelSpec, tensors: Mapping[str, Tensor], origins: TensorOrigi
 
 
 def _misfit(origin: str | Conversion, tensors: Mapping[str, Tensor], expected: Tensor) -> Iterator[str]:
-    """Yield the problem with a tensor, if any: an unexpected shape or data type, or a failed conversion."""
     keys = ", ".join(origin_keys(origin))
     try:
         tensor = tensor_from_file(origin, tensors)
@@ -127,25 +104,18 @@ def _misfit(origin: str | Conversion, tensors: Mapping[str, Tensor], expected: T
 
 
 def tensor_from_file(origin: str | Conversion, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return the tensor of the model that ``origin`` describes.
-
-    origin: a key of the file, or a conversion that computes the tensor from tensors of the file.
-    """
+    """Return the tensor of the model that ``origin`` describes.  tensors: those of the file."""
     if isinstance(origin, str):
         return tensors[origin]
     return origin.convert(*(tensors[key] for key in origin.keys))
 
 
 def _becomes_float32(tensor: Tensor) -> bool:
-    """Return True for bfloat16 and float16, whose values float32 has, and for float64, which is rounded to float32."""
     return str(tensor.dtype) in ("torch.bfloat16", "torch.float16", "torch.float64")
 
 
 def filled_model(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
-    """Build a model of the spec and copy the tensors of ``state`` into it.
-
-    state: every tensor of the model, by name in the model, and no other tensor.
-    """
+    """Build a model of the spec and copy the tensors of ``state``, a whole state dict, into it."""
     model = model_from_spec(spec)
     # The values are copied: tensors of a file can share memory, and a change in one layer must not change another one.
     model.load_state_dict(state, strict=True)
@@ -153,10 +123,7 @@ def filled_model(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
 
 
 def without_training(file: TensorFile, used: Iterable[str]) -> TensorFile:
-    """Return the file without the tensors of losses and metrics that the network does not read.
-
-    used: the names of the tensors that the network reads.
-    """
+    """Return the file without the tensors of losses and metrics.  used: the names that the network reads."""
     parts = {name.partition(".")[0] for name in used}
     left_out = {name for name in file.tensors if of_training(name) and name.partition(".")[0] not in parts}
     reason = "belongs to the loss or a metric of training, by its name"
@@ -168,17 +135,14 @@ def without_training(file: TensorFile, used: Iterable[str]) -> TensorFile:
 
 
 def listed(lines: list[str]) -> str:
-    """Return the first 12 lines, each indented on a new line, and then the number of the remaining lines, if any."""
-    more = len(lines) - _MOST_LISTED
-    shown = lines[:_MOST_LISTED] + ([f"and {more} more"] if more > 0 else [])
+    """Return the first 12 lines, each indented on a new line, and the number of the others."""
+    more = len(lines) - _MAX_LISTED
+    shown = lines[:_MAX_LISTED] + ([f"and {more} more"] if more > 0 else [])
     return "".join(f"\n  {line}" for line in shown)
 
 
 def as_float32(file: TensorFile, *, keep: set[str]) -> TensorFile:
-    """Return the file with its tensors of other floating-point types as float32, and words about it.
-
-    keep: the types that are not changed.
-    """
+    """Return the file with floating-point tensors as float32, but those of the types ``keep``, and words about it."""
     changed = {name: t for name, t in file.tensors.items() if _becomes_float32(t) and str(t.dtype) not in keep}
     if not changed:
         return file

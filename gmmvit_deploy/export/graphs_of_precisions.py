@@ -11,7 +11,7 @@ runtime converts each float16 tensor to float32 and back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,8 @@ from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import quantize_graph
 from gmmvit_deploy.graphs.roles import require_known_roles, role_disagreements
 from gmmvit_deploy.graphs.smoothing import factors_between, smoothed_by
-from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines, recorded_passes
-from gmmvit_deploy.models.folding.head_padding import pad_heads
+from gmmvit_deploy.models.folding.engine_forms import pad_heads
+from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines
 from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.progress import OnProgress, ignore
 from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.export._recipes import Recipe
     from gmmvit_deploy.export.gates import Gate
     from gmmvit_deploy.images.spec import ImageSpec
-    from gmmvit_deploy.models.folding.passes import FoldingPass
     from gmmvit_deploy.models.layers.model import Model
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
 
@@ -274,17 +273,14 @@ def _before_quantization(bundle: Bundle, record: VariantRecord, *, for_cpu: bool
         return onnx.load(bundle.onnx_path)
     manifest = bundle.manifest
     model = model_from_bundle(manifest, bundle.weights_path)
-    passes = recorded_passes(model.spec, record.passes)
     padded = pad_heads.__name__ in record.passes
-    folded = _folded(model, record.precision, padded=padded, for_cpu=False, passes=passes)
+    folded = _folded(model, record.precision, padded=padded, for_cpu=False)
     inside = manifest.image if manifest.input_kind == "pixels" else None
     return onnx_from_model(folded.model, preprocessing=inside, max_batch=manifest.max_batch)
 
 
-def _folded(
-    model: Model, precision: Precision, *, padded: bool, for_cpu: bool, passes: Sequence[FoldingPass] | None = None
-) -> FoldedModel:
-    folded = fold(model, passes)
+def _folded(model: Model, precision: Precision, *, padded: bool, for_cpu: bool) -> FoldedModel:
+    folded = fold(model)
     # Engines fuse no attention in float32, and CPUs have other fused kernels: the form for engines would be slower.
     if for_cpu or precision == "fp32":
         return folded

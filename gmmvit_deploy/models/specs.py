@@ -45,7 +45,7 @@ CHANNELS = (1, 2, 3, 4)
 
 
 def require(condition: bool, message: str, hint: str = "") -> None:
-    """Check a condition.  Errors: SpecError with ``message`` and ``hint`` when the condition is false."""
+    """Raise SpecError with ``message`` and ``hint`` unless the condition holds."""
     if not condition:
         raise SpecError(message, hint=hint)
 
@@ -59,10 +59,7 @@ def interpolation_named(name: str) -> Interpolation:
 
 
 def require_counts(spec: object, *names: str) -> None:
-    """Check that every named field is an integer of at least 1, or a tuple of such integers.
-
-    Errors: SpecError when a field has another value.
-    """
+    """Require an integer of at least 1, or a tuple of such integers, in each named field.  Errors: SpecError."""
     for name in names:
         value = getattr(spec, name)
         numbers = value if isinstance(value, tuple) else (value,)
@@ -73,16 +70,14 @@ def require_counts(spec: object, *names: str) -> None:
 
 
 def require_tiling(image_size: int, patch_size: int) -> None:
+    """Require a patch size that divides the image size.  Errors: SpecError."""
     require(
         image_size % patch_size == 0, f"patch size: expected a divisor of the image size {image_size}, got {patch_size}"
     )
 
 
 def require_no_mask_with(spec: ModelSpec, *flags: str) -> None:
-    """Check that none of the named flags is True in a spec with a mask on the attention scores.
-
-    Errors: SpecError when a flag is True and the mask is not ``plain``.
-    """
+    """Require that no named flag is True in a spec with a mask.  Errors: SpecError."""
     for flag in flags:
         require(
             not getattr(spec, flag) or spec.mask.kind == "plain",
@@ -91,6 +86,7 @@ def require_no_mask_with(spec: ModelSpec, *flags: str) -> None:
 
 
 def require_stages(depths: tuple[int, ...], heads: tuple[int, ...], mlp_dims: tuple[int, ...]) -> None:
+    """Require a depth, a number of heads and an mlp width for each stage.  Errors: SpecError."""
     require(
         len(depths) == len(heads) == len(mlp_dims),
         "expected a depth, a number of heads and an mlp width for each stage, "
@@ -148,8 +144,7 @@ class ModelSpec:
     channels: c, the image channels.
     mask_kinds: the kinds of mask that the architecture supports.
     headless: True if networks of the family can have no classifier.
-    flags: the fields of variants, which are False in a network without the variant; JSON omits them while they are
-    False, so that the JSON of such a network is the same as before the variant was supported.
+    flags: the fields of variants, which JSON omits while they are False.
     Errors: SpecError when a value is invalid.
     """
 

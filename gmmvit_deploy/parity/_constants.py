@@ -24,7 +24,7 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.constants import ConstantRecord, array_of, bytes_of_array
 from gmmvit_deploy.graphs.proof import prove_folded, stored_constants
-from gmmvit_deploy.models.folding.fold import FoldedConstant, fold, recorded_passes
+from gmmvit_deploy.models.folding.fold import FoldedConstant, fold
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
@@ -41,8 +41,7 @@ def check_constants(bundle: Bundle, reference: Reference) -> Check:
     The reasons of the check name each layer whose constant differs.
     reference: the network rebuilt from the bundle's weights.
     """
-    passes = recorded_passes(reference.model.spec, bundle.manifest.folding)
-    folded, exact = fold(reference.model, passes), fold(reference.exact, passes)
+    folded, exact = fold(reference.model), fold(reference.exact)
     proto = onnx.load(bundle.onnx_path)
     graph = stored_constants(proto.graph)
     masks, mask_reasons = _stored("mask", graph, bundle.manifest.masks, folded.masks, exact.masks)

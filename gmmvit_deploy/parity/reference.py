@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.models.families import family_of
-from gmmvit_deploy.models.layers.dead_masks import dead_masks
+from gmmvit_deploy.models.folding.dead_masks import dead_masks
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import OutputName
 from gmmvit_deploy.parity.inputs import Batch, ImageStream

@@ -18,16 +18,13 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.training.recipe import Recipe
 
-__all__ = ["Batches", "Key", "seed_everything", "seed_image"]
-
 Key = tuple[int, int]
 """(index of an image, seed of its augmentation)."""
 _REPEATS = 3
 
 
 class Batches(Sampler[list[Key]]):
-    """The batches of all epochs for a process, from step ``first`` on.  The last, incomplete batch of an epoch is left
-    out, as in the released code.
+    """The batches of all epochs for a process, from step ``first`` on, without incomplete batches.
 
     count: the number of images.  rank, processes: the number of this process, and of all processes.
     steps: the number of steps in an epoch.
@@ -65,7 +62,6 @@ class Batches(Sampler[list[Key]]):
             step = 0
 
     def _order(self, epoch: int) -> list[int]:
-        """Return the indices of the images of an epoch for this process."""
         images: list[int] = [*range(self._count)]
         if self._recipe.repetition == "batches":
             timm = require("timm.data.distributed_sampler", package="timm", extra="train")
@@ -86,7 +82,7 @@ class Batches(Sampler[list[Key]]):
 
 
 def seed_everything(*numbers: int) -> None:
-    """Seed the generators of Python, numpy and torch, on every device, from numbers such as (seed, step)."""
+    """Seed the generators of Python, numpy and torch, on every device."""
     seed = _mixed(*numbers)
     random.seed(seed)
     np.random.seed(seed)
@@ -94,10 +90,8 @@ def seed_everything(*numbers: int) -> None:
 
 
 def seed_image(seed: int) -> None:
-    """Seed the generator of the augmentations of an image.
-
-    `torch.manual_seed` would also queue the seed for GPUs, once for each image.
-    """
+    """Seed the generator of the augmentations of an image."""
+    # `torch.manual_seed` would also queue the seed for GPUs, once for each image.
     torch.default_generator.manual_seed(seed)
 
 

@@ -27,11 +27,8 @@ from gmmvit_deploy.errors import CheckpointError, InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import new_file
 from gmmvit_deploy.images.spec import ImageSpec
-from gmmvit_deploy.models.families import spec_to_json
-from gmmvit_deploy.models.specs import ModelSpec
+from gmmvit_deploy.models.specs import ModelSpec, spec_to_json
 from gmmvit_deploy.training.trainer import Epoch, Step, Trainer
-
-__all__ = ["CHECKPOINT", "LOG", "Log", "Settings", "load", "save"]
 
 CHECKPOINT, LOG, EVENTS = "checkpoint.pth", "log.jsonl", "tensorboard"
 _TRAINING = "gmmvit_training"
@@ -39,11 +36,7 @@ _TRAINING = "gmmvit_training"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a resumed run must have in common with the run before.
-
-    spec, image, labels: of the network.  recipe: as JSON.  images: the number of training images.
-    processes: the number of processes.
-    """
+    """What a resumed run must have in common with the run before.  images, processes: their numbers."""
 
     spec: ModelSpec
     image: ImageSpec
@@ -66,11 +59,7 @@ class Settings:
 
 
 def save(folder: Path, trainer: Trainer, settings: Settings, *, log_bytes: int) -> None:
-    """Write ``checkpoint.pth``: aside, synced to the disk, then renamed.
-
-    log_bytes: the length of the log so far.
-    Errors: OutputError when writing fails.
-    """
+    """Write ``checkpoint.pth``.  log_bytes: the length of the log so far.  Errors: OutputError."""
     averaged = {} if trainer.average is None else {"state_dict_ema": trainer.average.module.state_dict()}
     content = {
         "model_state_dict": trainer.network.state_dict(),
@@ -89,9 +78,8 @@ def save(folder: Path, trainer: Trainer, settings: Settings, *, log_bytes: int) 
 def load(folder: Path, trainer: Trainer, settings: Settings) -> int:
     """Restore the trainer from ``checkpoint.pth``, and return the length of the log at that moment.
 
-    Errors:
-        CheckpointError: the file cannot be read, or `save` did not write the file.
-        InputError: the file is absent, or its run had other settings; the message lists the differences.
+    Errors: CheckpointError when `save` did not write the file; InputError when it is absent, or its run had other
+    settings.
     """
     path = folder / CHECKPOINT
     if not path.is_file():
@@ -118,7 +106,6 @@ def load(folder: Path, trainer: Trainer, settings: Settings) -> int:
 
 
 def _require_equal(path: Path, recorded: Mapping[str, Any], typed: Mapping[str, Any]) -> None:
-    """Errors: InputError when the settings of two runs differ; the message lists every difference."""
     names = [name for name in {**recorded, **typed} if recorded.get(name) != typed.get(name)]
     if names:
         listed = "; ".join(f"{name}: {_short(recorded.get(name))}, now {_short(typed.get(name))}" for name in names)

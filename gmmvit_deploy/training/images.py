@@ -19,13 +19,11 @@ from gmmvit_deploy.images.spec import ImageSpec, image_from_pixels
 from gmmvit_deploy.training._batches import Key, seed_image
 from gmmvit_deploy.training.recipe import Recipe
 
-__all__ = ["Batch", "LabelledTensors", "TrainingData", "collated", "labels_of", "mean_and_std"]
-
 Batch = tuple[Tensor, Tensor] | ImageError
 """Images float32 (B, c, S, S) and classes int64 (B,); an error in their place if an image cannot be decoded."""
 
 _AREA, _ASPECT = (0.02, 0.4), (0.3, 3.33)  # of random erasing, as in the released code
-_MOST_MEASURED = 10_000
+_MAX_MEASURED = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +75,6 @@ def collated(items: Sequence[tuple[Tensor, int] | ImageError]) -> Batch:
 
 
 def _augmentations(recipe: Recipe, image: ImageSpec) -> Callable[[Any], Any] | None:
-    """Return a function from image to image.  Errors: InputError for a policy on images with alpha."""
     transforms = require("torchvision.transforms", package="torchvision", extra="train")
     steps = []
     if recipe.padding:
@@ -96,7 +93,6 @@ def _augmentations(recipe: Recipe, image: ImageSpec) -> Callable[[Any], Any] | N
 
 
 def _erasing(recipe: Recipe, image: ImageSpec) -> Callable[[Tensor], Tensor] | None:
-    """Return random erasing, which fills with the mean of the pixels after the normalisation, as the released code."""
     if not recipe.erasing or image.mean is None:
         return None
     transforms = require("torchvision.transforms", package="torchvision", extra="train")
@@ -105,7 +101,6 @@ def _erasing(recipe: Recipe, image: ImageSpec) -> Callable[[Tensor], Tensor] | N
 
 
 def class_of(images: Images, index: int) -> int | None:
-    """Return the class of an image, or None.  Errors: InputError when the data has several labels for an image."""
     label = images.label(index)
     if isinstance(label, tuple):
         raise InputError(
@@ -118,8 +113,8 @@ def class_of(images: Images, index: int) -> int | None:
 def labels_of(train: Images, test: Images | None) -> tuple[str, ...]:
     """Return the class names of the data, or the numbers of the classes if the data has no names.
 
-    Errors: InputError when an image has no class or an unknown class, when the two splits have different classes, or
-    when there are fewer than two classes.
+    Errors: InputError when an image has no or an unknown class, the splits have different classes, or there are fewer
+    than two.
     """
     if test is not None and train.classes != test.classes:
         differing = sorted({*train.classes} ^ {*test.classes}) or ["their order"]
@@ -150,7 +145,7 @@ def mean_and_std(images: Images, image: ImageSpec) -> tuple[tuple[float, ...], t
     Of more than 10,000 images, 10,000 evenly spaced images are read.
     Errors: ImageError when an image cannot be decoded; InputError when a channel has the same value everywhere.
     """
-    chosen = evenly_spaced(len(images), _MOST_MEASURED).tolist()
+    chosen = evenly_spaced(len(images), _MAX_MEASURED).tolist()
     sums = squares = np.zeros(image.channels)
     for index in chosen:
         values = images.pixels(index, image).reshape(-1, image.channels) / 255

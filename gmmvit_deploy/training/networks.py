@@ -18,14 +18,12 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import own_class_of
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec, input_shape
 
-__all__ = ["network_for_training", "spec_of_preset", "spec_of_timm", "timm_arguments"]
-
 _KERNELS = 5
 
 
 def spec_of_preset(preset: str, *, classes: int, image_size: int, channels: int, mask: MaskKind) -> ModelSpec:
-    """Return the spec of a preset.  A Gaussian mixture has 5 Gaussians for each head and a stored base, as in the paper
-    authors' released code.
+    """Return the spec of a preset.  A Gaussian mixture has 5 Gaussians for each head and a stored base, as in the
+    released code.
 
     Errors: SpecError when the preset is unknown, or does not take the images or the mask.
     """
@@ -39,11 +37,9 @@ def spec_of_timm(
 ) -> TimmSpec:
     """Return the spec of an architecture of timm.  A Gaussian mixture has 5 Gaussians for each head in the closed form.
 
-    arguments: arguments of ``timm.create_model`` beside the image size, the channels and the classes.
-    Errors:
-        InputError: ``name`` is no name of timm.
-        SpecError: timm does not know the architecture, or cannot build it for these images.
-        MissingDependencyError: timm is not installed.
+    arguments: of ``timm.create_model``, beside the image size, the channels and the classes.
+    Errors: InputError when ``name`` is no name of timm; SpecError when timm cannot build it for these images;
+    MissingDependencyError.
     """
     if name == CONV_STEM_VIT or own_class_of(name) is not None:
         raise InputError(
@@ -67,7 +63,7 @@ def timm_arguments(
 ) -> dict[str, Any]:
     """Return the arguments of ``timm.create_model`` for images of ``image_size`` × ``image_size`` pixels.
 
-    sizes: arguments that set the size, in the order of preference; not every architecture takes each argument.
+    sizes: arguments that set the size, in the order of preference.
     Errors: SpecError when timm builds the architecture for such images with none of ``sizes``.
     """
     reasons = []
@@ -85,10 +81,7 @@ def timm_arguments(
 
 
 def _for_masks(architecture: str, arguments: Mapping[str, Any], image_size: int, network: nn.Module) -> dict[str, Any]:
-    """Return the arguments that let every mask have an effect, if the architecture takes them.
-
-    A mask belongs to images of one size. If the head reads only the class token, the last mask has no effect.
-    """
+    """Return the arguments that let every mask have an effect, if the architecture takes them."""
     changed: dict[str, Any] = {}
     if getattr(network, "dynamic_img_size", False):
         changed["dynamic_img_size"] = False
@@ -131,7 +124,6 @@ def network_for_training(spec: ModelSpec, *, drop_path: float) -> Model:
 
 
 def _require_images(model: Model) -> None:
-    """Run the network on two images, so that sizes that do not fit are reported before the training."""
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -14,14 +14,12 @@ from torch import distributed as dist
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["Device", "Processes", "processes"]
-
 Device = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processes:
-    """A process among all processes of a run.  rank: from 0.  size: the number of all processes."""
+    """A process among the ``size`` processes of a run."""
 
     rank: int = 0
     size: int = 1
@@ -44,10 +42,7 @@ class Processes:
             dist.barrier()
 
     def shared(self, model: nn.Module, *, unused: bool) -> nn.Module:
-        """Return a module whose gradients are averaged over the processes.
-
-        unused: True if some parameters get no gradient.
-        """
+        """Return a module whose gradients are averaged.  unused: True if some parameters get no gradient."""
         if self.size == 1:
             return model
         devices = [self.device.index] if self.device.type == "cuda" else None

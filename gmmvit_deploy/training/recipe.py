@@ -12,8 +12,6 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["POLICIES", "RECIPES", "REPETITIONS", "Policy", "Recipe", "Repetition", "image_size_of", "recipe_from"]
-
 Repetition: TypeAlias = Literal["passes", "batches", "none"]
 """passes: an epoch is three passes over the images, as in the released code. batches: an image is three times in a
 batch, each time augmented differently, and an epoch has a third of the images, as "repeated augmentation" is defined.
@@ -41,8 +39,8 @@ class Recipe:
 
     epochs, batch: the number of epochs, and of the images of a step over all processes.
     repetition: what an epoch is.
-    rate: the learning rate after the warm-up; it falls to ``least_rate`` along a cosine.
-    warmup: the share of all steps in which the rate rises from ``least_rate``.
+    rate: the learning rate after the warm-up; it falls to ``min_rate`` along a cosine.
+    warmup: the share of all steps in which the rate rises from ``min_rate``.
     weight_decay: of AdamW.  decays_masks: True if the parameters of the masks decay, as in the released code.
     smoothing: label smoothing.  mixing: the share of the batches with CutMix or Mixup, each half of them.
     drop_path: the probability of stochastic depth in the last block; it grows from 0 in the first block.
@@ -57,7 +55,7 @@ class Recipe:
     batch: int = 128
     repetition: Repetition = "passes"
     rate: float = 1e-3
-    least_rate: float = 1e-6
+    min_rate: float = 1e-6
     warmup: float = 0.1
     weight_decay: float = 0.05
     decays_masks: bool = True

@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,6 @@ from gmmvit_deploy.training.processes import Device, Processes, processes
 from gmmvit_deploy.training.recipe import Recipe, image_size_of
 from gmmvit_deploy.training.trainer import Epoch, Trainer
 
-__all__ = ["TrainOptions", "TrainResult", "train"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
@@ -37,12 +35,9 @@ class TrainOptions:
     data: the images, ``kind:path`` or ``kind:path#split``; the default split is train.
     test: the images for the accuracy; None for the split test of ``data``, if it has this split.
     preset, model: a preset of a family, or an architecture of timm with the arguments ``model_args``.
-    mask: the mask on the attention scores.
-    image_size, channels: the images that the network takes; ``image_size`` None is the usual size of the data set.
+    image_size: None for the size of the data set's images.
     mean, std: the normalisation; None for the data set's, or measured on the training images.
-    resize, crop_pct: how images get the network's size, in training and on a server.
-    recipe, seed: the numbers of the run, and where its random numbers start.
-    device, workers: where the network runs, and how many processes prepare images.
+    workers: how many processes prepare images.
     save_steps: write a checkpoint after every so many steps, too; 0 for only after every epoch.
     Errors: InputError when not exactly one of ``preset`` and ``model`` is given, or a number is out of range.
     """
@@ -107,8 +102,7 @@ def train(
     Errors:
         InputError: the data, the network, the recipe and the options do not fit together, an image cannot be decoded,
             or the settings differ from those of the run to resume.
-        OutputError: ``out`` exists, or cannot be written.
-        MissingDependencyError: a package of the extra ``train`` is missing.
+        OutputError: ``out`` exists, or cannot be written.  MissingDependencyError.
         GmmvitError: the loss is not finite; the last checkpoint remains.
     """
     require("torchvision", package="torchvision", extra="train")
@@ -135,14 +129,16 @@ def train(
         )
         log_bytes = load(out, trainer, settings) if resume else 0
         if those.first and not resume:
-            _begin(out, trainer, settings, force=force)
+            with new_folder(out, force=force) as folder:
+                save(folder, trainer, settings, log_bytes=0)  # a folder of a run always has a checkpoint
+                (folder / LOG).touch()
         those.wait()  # no process goes on before the others have read the checkpoint
         if not those.first:
             for _ in trainer.run():
                 pass
             return None
         _run(out, trainer, settings, log_bytes, options, those, on_progress)
-    last = _last_epoch(out / LOG)
+    last = json.loads((out / LOG).read_text(encoding="utf-8").splitlines()[-1])
     return TrainResult(
         checkpoint=out / CHECKPOINT,
         log=out / LOG,
@@ -152,13 +148,6 @@ def train(
         accuracy=last["accuracy"],
         test_images=0 if data.test is None else len(data.test),
     )
-
-
-def _begin(out: Path, trainer: Trainer, settings: Settings, *, force: bool) -> None:
-    """Write the folder with a checkpoint of the random weights: a folder of a run always has a checkpoint."""
-    with new_folder(out, force=force) as folder:
-        save(folder, trainer, settings, log_bytes=0)
-        (folder / LOG).touch()
 
 
 def _run(
@@ -187,14 +176,7 @@ def _run(
             on_progress(Progress(step, record.step, trainer.total_steps, f"loss {record.loss:.3f}{accuracy}"))
 
 
-def _last_epoch(log: Path) -> dict[str, Any]:
-    *_, line = log.read_text(encoding="utf-8").splitlines()
-    last: dict[str, Any] = json.loads(line)
-    return last
-
-
 def _data(options: TrainOptions) -> TrainingData:
-    """Open the data, and return it with what the network and a server must know about the images."""
     kind = kind_of_data(options.data)
     train_images = open_data(options.data, split="train")
     test_name = options.test or held_out_of(options.data)
@@ -214,15 +196,7 @@ def _data(options: TrainOptions) -> TrainingData:
             mean, std = ((values * 3)[: options.channels] for values in (known.mean, known.std))
         else:
             mean, std = mean_and_std(train_images, image)
-    image = ImageSpec(
-        height=size,
-        width=size,
-        channels=options.channels,
-        mean=mean,
-        std=std,
-        resize=options.resize,
-        crop_pct=options.crop_pct,
-    )
+    image = replace(image, mean=mean, std=std, resize=options.resize, crop_pct=options.crop_pct)
     return TrainingData(train=train_images, test=test, image=image, labels=labels)
 
 

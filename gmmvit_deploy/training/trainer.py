@@ -1,7 +1,6 @@
-"""`Trainer`: the training loop.  Augmentation, mixing, schedule, optimiser and average are blocks of timm, torchvision
-and PyTorch.
+"""`Trainer`: the training loop.
 
-    for pixels, classes in batches:  loss = mean of −Σ_c target[c] · log softmax(network(mixed pixels))[c]
+for pixels, classes in batches:  loss = mean of −Σ_c target[c] · log softmax(network(mixed pixels))[c]
 """
 
 from __future__ import annotations
@@ -27,16 +26,12 @@ from gmmvit_deploy.training.images import Batch, LabelledTensors, TrainingData, 
 from gmmvit_deploy.training.processes import Processes
 from gmmvit_deploy.training.recipe import Recipe
 
-__all__ = ["Epoch", "Step", "Trainer"]
-
 _TEST_BATCH = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A finished step.  step, epoch: counted from 1.  loss: the mean over the images of all processes.  rate: the
-    learning rate of the step.
-    """
+    """A finished step.  step, epoch: counted from 1.  loss: the mean over the images.  rate: the learning rate."""
 
     step: int
     epoch: int
@@ -46,9 +41,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """A finished epoch, counted from 1.  step: the number of all steps so far.  loss: the mean over its steps.
-    accuracy: the share of the test images that are classified correctly, with the weights to export; None without test
-    images.
+    """A finished epoch, counted from 1.  loss: the mean over its steps.
+
+    accuracy: the share of correctly classified test images, with the weights to export; None without test images.
     """
 
     step: int
@@ -62,10 +57,8 @@ class Trainer:
     """Trains a network.
 
     network: with random weights, in training mode; trained in place.
-    data: images and classes.  recipe, seed: the numbers of the run, and where its random numbers start.
     workers: the number of processes that decode and augment images, beside each process of the run.
-    Errors: InputError when the batch does not fit the data or the processes, or the augmentations do not fit the
-    images; MissingDependencyError without timm or torchvision.
+    Errors: InputError when the batch or the augmentations do not fit the data; MissingDependencyError.
     """
 
     def __init__(
@@ -97,9 +90,9 @@ class Trainer:
         self._schedule = timm.scheduler.CosineLRScheduler(
             self._optimizer,
             t_initial=self.total_steps - warm,
-            lr_min=recipe.least_rate,
+            lr_min=recipe.min_rate,
             warmup_t=warm,
-            warmup_lr_init=recipe.least_rate,
+            warmup_lr_init=recipe.min_rate,
             warmup_prefix=True,
             t_in_epochs=False,
         )
@@ -185,7 +178,6 @@ class Trainer:
 
     @torch.no_grad()
     def _accuracy(self, test: Images) -> float:
-        """Return the share of correctly classified images; each process classifies a part of the images."""
         model, processes = self.trained.eval(), self._processes
         indices = range(processes.rank, len(test), processes.size)
         batches = [

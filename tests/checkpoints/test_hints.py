@@ -127,7 +127,7 @@ def golden(name: str) -> Callable[[], None]:
     return lambda: Path("file.pth").write_bytes((GOLDEN / name).read_bytes())
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
     """write: writes file.pth in the current folder.  options, settings: as typed; the settings after ``--set``.
     fill: text of the hint → what the user types for it.
@@ -142,59 +142,47 @@ class Case:
 CHANNELS = ("channels=3",)
 CASES = {
     "trained and averaged": Case(
-        write=saved(lambda: {"state_dict": state(), "state_dict_ema": state(2)}), options=OWN, settings=CHANNELS
+        saved(lambda: {"state_dict": state(), "state_dict_ema": state(2)}), OWN, settings=CHANNELS
     ),
-    "several sets": Case(write=saved(lambda: {"model": state(), "net": state(2)}), options=OWN, settings=CHANNELS),
+    "several sets": Case(saved(lambda: {"model": state(), "net": state(2)}), OWN, settings=CHANNELS),
     "an average without name": Case(
-        write=saved(lambda: {"model": state(), "ema": {"shadow": state(2)}}), options=OWN, settings=CHANNELS
+        saved(lambda: {"model": state(), "ema": {"shadow": state(2)}}), OWN, settings=CHANNELS
     ),
-    "two networks": Case(
-        write=saved(lambda: {**under("student"), **under("teacher", 2)}), options=OWN, settings=CHANNELS
-    ),
+    "two networks": Case(saved(lambda: {**under("student"), **under("teacher", 2)}), OWN, settings=CHANNELS),
     "a key that is not there": Case(
-        write=saved(lambda: {"model": state(), "ema": {"shadow": state(2)}}),
-        options=OWN,
-        settings=(*CHANNELS, "weights=emma"),
+        saved(lambda: {"model": state(), "ema": {"shadow": state(2)}}), OWN, settings=(*CHANNELS, "weights=emma")
     ),
-    "a single set": Case(
-        write=saved(lambda: {"model": state()}), options=OWN, settings=(*CHANNELS, "weights=averaged")
-    ),
-    "a bare set": Case(write=saved(state), options=OWN, settings=(*CHANNELS, "weights=trained")),
-    "a whole network": Case(write=saved(own_net), options=OWN, settings=CHANNELS),
-    "a whole network under a key": Case(
-        write=saved(lambda: {"model": own_net(), "epoch": 3}), options=OWN, settings=CHANNELS
-    ),
-    "a whole network under another key": Case(
-        write=saved(lambda: {"trainer": own_net()}), options=OWN, settings=CHANNELS
-    ),
+    "a single set": Case(saved(lambda: {"model": state()}), OWN, settings=(*CHANNELS, "weights=averaged")),
+    "a bare set": Case(saved(state), OWN, settings=(*CHANNELS, "weights=trained")),
+    "a whole network": Case(saved(own_net), OWN, settings=CHANNELS),
+    "a whole network under a key": Case(saved(lambda: {"model": own_net(), "epoch": 3}), OWN, settings=CHANNELS),
+    "a whole network under another key": Case(saved(lambda: {"trainer": own_net()}), OWN, settings=CHANNELS),
     "arrays": Case(
-        write=saved(lambda: {"state_dict": {name: tensor.numpy() for name, tensor in state().items()}}),
-        options=OWN,
+        saved(lambda: {"state_dict": {name: tensor.numpy() for name, tensor in state().items()}}),
+        OWN,
         settings=CHANNELS,
     ),
-    "no channels": Case(write=saved(state), options=OWN, fill=("channels=N", "channels=3")),
-    "heads of an own class": Case(write=saved(state), options=OWN, settings=(*CHANNELS, "heads=3")),
-    "no number of blocks": Case(
-        write=linear_head, options={**TINY, "head": "head.pth"}, fill=("head_blocks=N", "head_blocks=1")
-    ),
-    "too many blocks": Case(write=linear_head, options={**TINY, "head": "head.pth"}, settings=("head_blocks=2",)),
-    "many heads": Case(write=many_heads, options={**TINY, "head": "head.pth"}),
+    "no channels": Case(saved(state), OWN, fill=("channels=N", "channels=3")),
+    "heads of an own class": Case(saved(state), OWN, settings=(*CHANNELS, "heads=3")),
+    "no number of blocks": Case(linear_head, {**TINY, "head": "head.pth"}, fill=("head_blocks=N", "head_blocks=1")),
+    "too many blocks": Case(linear_head, {**TINY, "head": "head.pth"}, settings=("head_blocks=2",)),
+    "many heads": Case(many_heads, {**TINY, "head": "head.pth"}),
     "another fact than the name": Case(
-        write=many_heads,
-        options={**TINY, "head": "head.pth"},
+        many_heads,
+        {**TINY, "head": "head.pth"},
         settings=("head_name=classifier_1_blocks_avgpool_False_lr_0_1", "head_blocks=2"),
     ),
     "a name for a file with one head": Case(
-        write=linear_head, options={**TINY, "head": "head.pth"}, settings=("head_blocks=1", "head_name=best")
+        linear_head, {**TINY, "head": "head.pth"}, settings=("head_blocks=1", "head_name=best")
     ),
-    "other heads than the file": Case(write=golden("vit_gmm.pth"), options={}, settings=("heads=7",)),
-    "heads that no tensor shows": Case(write=golden("vit_plain.pth"), options={}, fill=("heads=N", "heads=3")),
+    "other heads than the file": Case(golden("vit_gmm.pth"), {}, settings=("heads=7",)),
+    "heads that no tensor shows": Case(golden("vit_plain.pth"), {}, fill=("heads=N", "heads=3")),
     "a class in the arguments": Case(
-        write=train_py(kwargs={**TINY_ARGS, "act_layer": torch.nn.ReLU}), options={}, fill=("VALUE", '"relu"')
+        train_py(kwargs={**TINY_ARGS, "act_layer": torch.nn.ReLU}), {}, fill=("VALUE", '"relu"')
     ),
-    "a form that no mask has": Case(write=golden("vit_plain.pth"), options={}, settings=("heads=3", "closed_form=yes")),
-    "a source of another file": Case(write=golden("vit_gmm.pth"), options={}, settings=("source=vit-pytorch",)),
-    "a fact of another family": Case(write=golden("vit_gmm.pth"), options={}, settings=("scale_adjustment=0.5",)),
+    "a form that no mask has": Case(golden("vit_plain.pth"), {}, settings=("heads=3", "closed_form=yes")),
+    "a source of another file": Case(golden("vit_gmm.pth"), {}, settings=("source=vit-pytorch",)),
+    "a fact of another family": Case(golden("vit_gmm.pth"), {}, settings=("scale_adjustment=0.5",)),
 }
 
 
@@ -468,7 +456,7 @@ RANDOM = (
 OWN_AGAIN = text(OWN_CLASS, name="net.py")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Export:
     """write: writes file.pth, a file or a folder.  typed: option → value, such as ``--set heads`` → 3.
     do: does to a file what the hint says.  fill: as in `Case`; with ``do``, only for a hint that also has options.
@@ -482,156 +470,130 @@ class Export:
 
 EXPORTS = {
     "fewer labels than classes": Export(
-        write=file_and(*NAMES),
-        typed={**GMM, "--labels": "cat,dog"},
-        fill=("--labels with a file", "--labels names.txt"),
+        file_and(*NAMES), {**GMM, "--labels": "cat,dog"}, ("--labels with a file", "--labels names.txt")
     ),
     "no file of labels": Export(
-        write=file_and(*NAMES), typed={**GMM, "--labels": "classes.txt"}, fill=("--labels FILE", "--labels names.txt")
+        file_and(*NAMES), {**GMM, "--labels": "classes.txt"}, ("--labels FILE", "--labels names.txt")
     ),
     "labels in Latin-1": Export(
-        write=file_and("caf\u00e9", *NAMES[1:], encoding="latin-1"),
-        typed={**GMM, "--labels": "names.txt"},
-        do=converted,
+        file_and("caf\u00e9", *NAMES[1:], encoding="latin-1"), {**GMM, "--labels": "names.txt"}, do=converted
     ),
     "labels with a wrong index": Export(
-        write=file_and(*(f"{index} {name}" for index, name in enumerate(NAMES, 1))),
-        typed={**GMM, "--labels": "names.txt"},
+        file_and(*(f"{index} {name}" for index, name in enumerate(NAMES, 1))),
+        {**GMM, "--labels": "names.txt"},
         do=text(*(f"{index} {name}" for index, name in enumerate(NAMES))),
     ),
     "labels with further columns": Export(
-        write=file_and(*(f"{index},{name},more" for index, name in enumerate(NAMES))),
-        typed={**GMM, "--labels": "names.txt"},
+        file_and(*(f"{index},{name},more" for index, name in enumerate(NAMES))),
+        {**GMM, "--labels": "names.txt"},
         do=text(*(f"{index},{name}" for index, name in enumerate(NAMES))),
     ),
     "labels as a list of another form": Export(
-        write=file_and(*(f"- {name}" for name in NAMES)), typed={**GMM, "--labels": "names.txt"}, do=text(*NAMES)
+        file_and(*(f"- {name}" for name in NAMES)), {**GMM, "--labels": "names.txt"}, do=text(*NAMES)
     ),
     "labels in broken JSON": Export(
-        write=file_and("[", *NAMES, "]"), typed={**GMM, "--labels": "names.txt"}, do=text(json.dumps(NAMES))
+        file_and("[", *NAMES, "]"), {**GMM, "--labels": "names.txt"}, do=text(json.dumps(NAMES))
     ),
-    "labels without logits": Export(
-        write=file_and(*NAMES), typed={**GMM, "--labels": "names.txt", "--outputs": "features"}
-    ),
-    "mean and std up to 255": Export(
-        write=golden("vit_gmm.pth"), typed={"--mean": "123.7,116.3,103.5", "--std": "58.4,57.1,57.4"}
-    ),
-    "std up to 255": Export(
-        write=golden("vit_gmm.pth"), typed={"--mean": "0.485,0.456,0.406", "--std": "58.4,57.1,57.4"}
-    ),
+    "labels without logits": Export(file_and(*NAMES), {**GMM, "--labels": "names.txt", "--outputs": "features"}),
+    "mean and std up to 255": Export(golden("vit_gmm.pth"), {"--mean": "123.7,116.3,103.5", "--std": "58.4,57.1,57.4"}),
+    "std up to 255": Export(golden("vit_gmm.pth"), {"--mean": "0.485,0.456,0.406", "--std": "58.4,57.1,57.4"}),
     "mean of one channel": Export(
-        write=golden("vit_gmm.pth"),
-        typed={"--mean": "0.5", "--std": "0.5"},
-        fill=("--mean and --std with the values of training", "--mean 0.5,0.4,0.3 --std 0.2,0.2,0.2"),
+        golden("vit_gmm.pth"),
+        {"--mean": "0.5", "--std": "0.5"},
+        ("--mean and --std with the values of training", "--mean 0.5,0.4,0.3 --std 0.2,0.2,0.2"),
     ),
-    "mean without std": Export(write=golden("vit_gmm.pth"), typed={"--mean": "0.5,0.5,0.5"}),
-    "mean beside a data set": Export(write=golden("vit_gmm.pth"), typed={**GMM, "--dataset": "cifar10"}),
-    "neither mean nor std": Export(write=golden("vit_gmm.pth"), typed={}, fill=("--dataset NAME", "--dataset cifar10")),
+    "mean without std": Export(golden("vit_gmm.pth"), {"--mean": "0.5,0.5,0.5"}),
+    "mean beside a data set": Export(golden("vit_gmm.pth"), {**GMM, "--dataset": "cifar10"}),
+    "neither mean nor std": Export(golden("vit_gmm.pth"), {}, ("--dataset NAME", "--dataset cifar10")),
     "a crop by a rule that stretches": Export(
-        write=golden("vit_gmm.pth"), typed={**GMM, "--resize": "stretch-bilinear", "--crop-pct": "0.9"}
+        golden("vit_gmm.pth"), {**GMM, "--resize": "stretch-bilinear", "--crop-pct": "0.9"}
     ),
     "several labels without thresholds": Export(
-        write=file_and(*["0.5"] * 10, name="numbers.txt"),
-        typed=MULTI,
-        fill=("--thresholds FILE", "--thresholds numbers.txt"),
+        file_and(*["0.5"] * 10, name="numbers.txt"), MULTI, ("--thresholds FILE", "--thresholds numbers.txt")
     ),
-    "thresholds of one label": Export(write=golden("vit_gmm.pth"), typed={**GMM, "--thresholds": "0.5"}),
+    "thresholds of one label": Export(golden("vit_gmm.pth"), {**GMM, "--thresholds": "0.5"}),
     "fewer thresholds than labels": Export(
-        write=file_and("0.5", "0.5", name="numbers.txt"),
-        typed={**MULTI, "--thresholds": "numbers.txt"},
+        file_and("0.5", "0.5", name="numbers.txt"),
+        {**MULTI, "--thresholds": "numbers.txt"},
         do=text(*["0.5"] * 10, name="numbers.txt"),
     ),
     "a threshold that is no probability": Export(
-        write=file_and(*["50"] * 10, name="numbers.txt"),
-        typed={**MULTI, "--thresholds": "numbers.txt"},
+        file_and(*["50"] * 10, name="numbers.txt"),
+        {**MULTI, "--thresholds": "numbers.txt"},
         do=text(*["0.5"] * 10, name="numbers.txt"),
     ),
     "a threshold of no label": Export(
-        write=file_and(json.dumps(dict.fromkeys((*NAMES[1:], "plane"), 0.5)), name="t.json"),
-        typed={**MULTI, "--labels": ",".join(NAMES), "--thresholds": "t.json"},
+        file_and(json.dumps(dict.fromkeys((*NAMES[1:], "plane"), 0.5)), name="t.json"),
+        {**MULTI, "--labels": ",".join(NAMES), "--thresholds": "t.json"},
         do=text(json.dumps(dict.fromkeys(NAMES, 0.5)), name="t.json"),
     ),
     "no file of thresholds": Export(
-        write=file_and(*["0.5"] * 10, name="numbers.txt"),
-        typed={**MULTI, "--thresholds": "limits.txt"},
-        fill=("--thresholds FILE", "--thresholds numbers.txt"),
+        file_and(*["0.5"] * 10, name="numbers.txt"),
+        {**MULTI, "--thresholds": "limits.txt"},
+        ("--thresholds FILE", "--thresholds numbers.txt"),
     ),
-    "thresholds without logits": Export(write=golden("vit_gmm.pth"), typed={**MULTI, "--outputs": "features"}),
-    "an image processor of another kind": Export(write=folder(file="preprocessor_config.json", do_pad=True), typed={}),
-    "an option that config.json states": Export(write=folder(), typed={"--model": "vit_tiny_patch16_224"}),
+    "thresholds without logits": Export(golden("vit_gmm.pth"), {**MULTI, "--outputs": "features"}),
+    "an image processor of another kind": Export(folder(file="preprocessor_config.json", do_pad=True), {}),
+    "an option that config.json states": Export(folder(), {"--model": "vit_tiny_patch16_224"}),
     "no class of the model": Export(
-        write=folder(architectures=[]), typed={}, do=corrected(architectures=["ViTForImageClassification"])
+        folder(architectures=[]), {}, do=corrected(architectures=["ViTForImageClassification"])
     ),
     "no label for each class": Export(
-        write=folder(id2label={str(index): f"class {index}" for index in (0, 1, 2, 3, 5)}),
-        typed={},
+        folder(id2label={str(index): f"class {index}" for index in (0, 1, 2, 3, 5)}),
+        {},
         do=corrected(id2label={str(index): f"class {index}" for index in range(5)}),
     ),
     "a task of config.json": Export(
-        write=folder(problem_type="multi_label_classification"),
-        typed={},
-        fill=("--thresholds FILE", "--thresholds 0.5"),
+        folder(problem_type="multi_label_classification"), {}, ("--thresholds FILE", "--thresholds 0.5")
     ),
-    "a backbone": Export(write=folder("swin_backbone"), typed={}),
-    "a class token of a backbone": Export(write=folder("vit_backbone"), typed={"--outputs": "features"}),
+    "a backbone": Export(folder("swin_backbone"), {}),
+    "a class token of a backbone": Export(folder("vit_backbone"), {"--outputs": "features"}),
     # Options of the network
-    "a preset that does not exist": Export(
-        write=with_preset, typed={**TENSOR, "--set pool": "cls", "--preset": "vit_d8"}
-    ),
-    "a preset of another network": Export(write=golden("vit_gmm.pth"), typed={**TENSOR, "--preset": "vit"}),
-    "a preset of another family": Export(write=golden("vit_gmm.pth"), typed={**TENSOR, "--preset": "swin"}),
-    "a preset of a family without presets": Export(
-        write=golden("vit_pytorch/vp_cait.pt"), typed={**TENSOR, "--preset": "swin"}
-    ),
+    "a preset that does not exist": Export(with_preset, {**TENSOR, "--set pool": "cls", "--preset": "vit_d8"}),
+    "a preset of another network": Export(golden("vit_gmm.pth"), {**TENSOR, "--preset": "vit"}),
+    "a preset of another family": Export(golden("vit_gmm.pth"), {**TENSOR, "--preset": "swin"}),
+    "a preset of a family without presets": Export(golden("vit_pytorch/vp_cait.pt"), {**TENSOR, "--preset": "swin"}),
     "other heads than the preset": Export(
-        write=with_preset, typed={**TENSOR, "--set pool": "cls", "--preset": "vit", "--set heads": "7"}
+        with_preset, {**TENSOR, "--set pool": "cls", "--preset": "vit", "--set heads": "7"}
     ),
     "heads that do not divide the width": Export(
-        write=golden("vit_plain.pth"), typed={**TENSOR, "--set heads": "5"}, fill=("heads=N", "heads=3")
+        golden("vit_plain.pth"), {**TENSOR, "--set heads": "5"}, ("heads=N", "heads=3")
     ),
-    "another size than the file": Export(write=golden("vit_gmm.pth"), typed={**TENSOR, "--image-size": "64"}),
-    "other channels than the patches": Export(write=golden("vit_gmm.pth"), typed={**TENSOR, "--set channels": "2"}),
-    "no base mask": Export(write=without(".mask.mask", name="vit_gmm.pth"), typed=TENSOR),
+    "another size than the file": Export(golden("vit_gmm.pth"), {**TENSOR, "--image-size": "64"}),
+    "other channels than the patches": Export(golden("vit_gmm.pth"), {**TENSOR, "--set channels": "2"}),
+    "no base mask": Export(without(".mask.mask", name="vit_gmm.pth"), TENSOR),
     "a form for a family without masks": Export(
-        write=golden("naive_vit/mnist_vit.pt"),
-        typed={**TENSOR, "--image-size": "28", "--set channels": "1", "--set closed_form": "yes"},
+        golden("naive_vit/mnist_vit.pt"),
+        {**TENSOR, "--image-size": "28", "--set channels": "1", "--set closed_form": "yes"},
     ),
-    "weights of a teacher": Export(write=backbone, typed={**OF_TIMM, **FEATURES, "--set weights": "averaged"}),
-    "a setting without its size": Export(
-        write=train_py(), typed={**TENSOR, "--set interpolation": "timm"}, fill=("PIXELS", "64")
-    ),
-    "a head that is not named": Export(
-        write=linear_head, typed={**OF_TIMM, "--set head_blocks": "1"}, fill=("FILE", "head.pth")
-    ),
+    "weights of a teacher": Export(backbone, {**OF_TIMM, **FEATURES, "--set weights": "averaged"}),
+    "a setting without its size": Export(train_py(), {**TENSOR, "--set interpolation": "timm"}, ("PIXELS", "64")),
+    "a head that is not named": Export(linear_head, {**OF_TIMM, "--set head_blocks": "1"}, ("FILE", "head.pth")),
     "a setting that does not exist": Export(
-        write=golden("vit_plain.pth"),
-        typed={**TENSOR, "--set head": "3"},
-        fill=("type for example", "without --set head, type"),
+        golden("vit_plain.pth"), {**TENSOR, "--set head": "3"}, ("type for example", "without --set head, type")
     ),
-    "a setting that is no number": Export(write=golden("vit_plain.pth"), typed={**TENSOR, "--set heads": "three"}),
+    "a setting that is no number": Export(golden("vit_plain.pth"), {**TENSOR, "--set heads": "three"}),
     # Other families
-    "two codes with the same names": Export(write=root_mask_left_out, typed=TENSOR),
-    "no pooling": Export(write=golden("vit_pytorch/vp_deepvit.pt"), typed=TENSOR),
+    "two codes with the same names": Export(root_mask_left_out, TENSOR),
+    "no pooling": Export(golden("vit_pytorch/vp_deepvit.pt"), TENSOR),
     "a pooling that the file contradicts": Export(
-        write=golden("vit_pytorch/vp_vit.pt"), typed={**TENSOR, "--set heads": "4", "--set pool": "mean"}
+        golden("vit_pytorch/vp_vit.pt"), {**TENSOR, "--set heads": "4", "--set pool": "mean"}
     ),
     "channels that do not fit a patch": Export(
-        write=golden("vit_pytorch/vp_vit.pt"), typed={**TENSOR, "--set heads": "4", "--set channels": "2"}
+        golden("vit_pytorch/vp_vit.pt"), {**TENSOR, "--set heads": "4", "--set channels": "2"}
     ),
     "no size of the images": Export(
-        write=golden("vit_pytorch/vp_simple_vit.pt"),
-        typed={**TENSOR, "--set heads": "2"},
-        fill=("--image-size N", "--image-size 32"),
+        golden("vit_pytorch/vp_simple_vit.pt"), {**TENSOR, "--set heads": "2"}, ("--image-size N", "--image-size 32")
     ),
     "a size that patches do not tile": Export(
-        write=golden("vit_pytorch/vp_simple_vit.pt"),
-        typed={**TENSOR, "--set heads": "2", "--image-size": "33"},
-        fill=("the --image-size that", "--image-size 32 that"),
+        golden("vit_pytorch/vp_simple_vit.pt"),
+        {**TENSOR, "--set heads": "2", "--image-size": "33"},
+        ("the --image-size that", "--image-size 32 that"),
     ),
     "neither size nor channels": Export(
-        write=golden("naive_vit/mnist_vit.pt"),
-        typed=TENSOR,
-        fill=("--image-size N and --set channels=N", "--image-size 28 and --set channels=1"),
+        golden("naive_vit/mnist_vit.pt"),
+        TENSOR,
+        ("--image-size N and --set channels=N", "--image-size 28 and --set channels=1"),
     ),
     "a size that the patches of MyViT do not tile": Export(
         write=golden("naive_vit/mnist_vit.pt"),
@@ -643,116 +605,107 @@ EXPORTS = {
         typed={**TENSOR, "--set channels": "3"},
         fill=("omit --set channels, or type --set channels=1 or --set channels=4", "type --set channels=1"),
     ),
-    "no scales of a DeepViT": Export(
-        write=golden("deepvit/deepvit_patch.pth.tar"), typed=TENSOR, fill=("=NUMBER", "=1")
-    ),
+    "no scales of a DeepViT": Export(golden("deepvit/deepvit_patch.pth.tar"), TENSOR, ("=NUMBER", "=1")),
     "neither size nor stages of an RMT": Export(
-        write=golden("rmt/rmt_2023.pth"),
-        typed=TENSOR,
-        fill=("--image-size N and --set decomposed_stages=LIST", "--image-size 64 and --set decomposed_stages=1,2,3"),
+        golden("rmt/rmt_2023.pth"),
+        TENSOR,
+        ("--image-size N and --set decomposed_stages=LIST", "--image-size 64 and --set decomposed_stages=1,2,3"),
     ),
     "a stage that is not in the file": Export(
-        write=golden("rmt/rmt_2023.pth"),
-        typed={**TENSOR, "--image-size": "64", "--set decomposed_stages": "1,9"},
+        golden("rmt/rmt_2023.pth"), {**TENSOR, "--image-size": "64", "--set decomposed_stages": "1,9"}
     ),
     "a stage twice": Export(
-        write=golden("rmt/rmt_2023.pth"),
-        typed={**TENSOR, "--image-size": "64", "--set decomposed_stages": "1,1"},
+        golden("rmt/rmt_2023.pth"), {**TENSOR, "--image-size": "64", "--set decomposed_stages": "1,1"}
     ),
     "an image that is too large": Export(
-        write=golden("rmt/rmt_2023.pth"),
-        typed={**TENSOR, "--image-size": "4096", "--set decomposed_stages": "1,2,3"},
-        fill=("a smaller --image-size", "--image-size 64"),
+        golden("rmt/rmt_2023.pth"),
+        {**TENSOR, "--image-size": "4096", "--set decomposed_stages": "1,2,3"},
+        ("a smaller --image-size", "--image-size 64"),
     ),
     # timm
     "no architecture": Export(
-        write=bare(),
-        typed=TENSOR,
-        fill=(
+        bare(),
+        TENSOR,
+        (
             "with timm's name of the architecture, and --model-args with the arguments of training",
             f"{TINY['model']} --model-args '{TYPED_ARGS}'",
         ),
     ),
     "an architecture that timm does not have": Export(
-        write=train_py(), typed={**TENSOR, "--model": "vit_tiny_patch16"}, fill=("with a name of timm, such as ", "")
+        train_py(), {**TENSOR, "--model": "vit_tiny_patch16"}, ("with a name of timm, such as ", "")
     ),
     "an architecture of a hub": Export(
-        write=train_py(), typed={**TENSOR, "--model": "hf-hub:timm/vit_tiny_patch16_224.augreg_in21k"}
+        train_py(), {**TENSOR, "--model": "hf-hub:timm/vit_tiny_patch16_224.augreg_in21k"}
     ),
-    "a tag that timm does not have": Export(write=train_py(), typed={**TENSOR, "--model": f"{TINY['model']}.mine"}),
+    "a tag that timm does not have": Export(train_py(), {**TENSOR, "--model": f"{TINY['model']}.mine"}),
     "arguments of another network": Export(
-        write=bare(),
-        typed={**OF_TIMM, "--model-args": '{"embed_dims": 24}'},
-        fill=("--model-args with", f"--model-args '{TYPED_ARGS}' with"),
+        bare(),
+        {**OF_TIMM, "--model-args": '{"embed_dims": 24}'},
+        ("--model-args with", f"--model-args '{TYPED_ARGS}' with"),
     ),
     "arguments that do not fit the tensors": Export(
-        write=bare(),
-        typed={**OF_TIMM, "--model-args": json.dumps({**TINY_ARGS, "patch_size": 4})},
-        fill=("--model, --model-args and --image-size with", f"--model-args '{TYPED_ARGS}' with"),
+        bare(),
+        {**OF_TIMM, "--model-args": json.dumps({**TINY_ARGS, "patch_size": 4})},
+        ("--model, --model-args and --image-size with", f"--model-args '{TYPED_ARGS}' with"),
     ),
     "more blocks than tensors": Export(
-        write=bare(),
-        typed={**OF_TIMM, "--model-args": json.dumps({**TINY_ARGS, "depth": 999})},
-        fill=("--model-args with", f"--model-args '{TYPED_ARGS}' with"),
+        bare(),
+        {**OF_TIMM, "--model-args": json.dumps({**TINY_ARGS, "depth": 999})},
+        ("--model-args with", f"--model-args '{TYPED_ARGS}' with"),
     ),
     "an argument that is refused": Export(
-        write=train_py(),
-        typed={**TENSOR, "--model-args": '{"pretrained": true}'},
-        fill=("remove pretrained;", "type --model-args '{}';"),
+        train_py(),
+        {**TENSOR, "--model-args": '{"pretrained": true}'},
+        ("remove pretrained;", "type --model-args '{}';"),
     ),
     "an argument of the file that is refused": Export(
-        write=train_py(model_kwargs={**TINY_ARGS, "scriptable": True}),
-        typed=TENSOR,
-        fill=("remove scriptable; for an argument of the file, ", ""),
+        train_py(model_kwargs={**TINY_ARGS, "scriptable": True}),
+        TENSOR,
+        ("remove scriptable; for an argument of the file, ", ""),
     ),
-    "other heads than the arguments": Export(write=train_py(), typed={**TENSOR, "--set heads": "2"}),
+    "other heads than the arguments": Export(train_py(), {**TENSOR, "--set heads": "2"}),
     "other classes than the tensors": Export(
-        write=train_py(),
-        typed={**TENSOR, "--model-args": '{"num_classes": 7}'},
-        fill=("leave num_classes out of --model-args", "type --model-args '{}'"),
+        train_py(),
+        {**TENSOR, "--model-args": '{"num_classes": 7}'},
+        ("leave num_classes out of --model-args", "type --model-args '{}'"),
     ),
-    "a size that the arguments contradict": Export(write=train_py(), typed={**TENSOR, "--image-size": "64"}),
+    "a size that the arguments contradict": Export(train_py(), {**TENSOR, "--image-size": "64"}),
     "a size that is no number": Export(
-        write=train_py(model_kwargs={k: v for k, v in TINY_ARGS.items() if k != "img_size"}, img_size="large"),
-        typed=TENSOR,
-        fill=("--image-size with", "--image-size 32 with"),
+        train_py(model_kwargs={k: v for k, v in TINY_ARGS.items() if k != "img_size"}, img_size="large"),
+        TENSOR,
+        ("--image-size with", "--image-size 32 with"),
     ),
     "a size that the positions contradict": Export(
-        write=bare(),
-        typed={
+        bare(),
+        {
             **OF_TIMM,
             "--model-args": json.dumps({k: v for k, v in TINY_ARGS.items() if k != "img_size"}),
             "--image-size": "64",
         },
     ),
     "a size of the arguments that the positions contradict": Export(
-        write=train_py(model_kwargs={**TINY_ARGS, "img_size": 64}), typed=TENSOR
+        train_py(model_kwargs={**TINY_ARGS, "img_size": 64}), TENSOR
     ),
     "no size of the images anywhere": Export(
-        write=bare("test_byobnet", in_chans=3),
-        typed={**TENSOR, "--model": "test_byobnet"},
-        fill=("with the size of the training images in pixels, such as ", ""),
+        bare("test_byobnet", in_chans=3),
+        {**TENSOR, "--model": "test_byobnet"},
+        ("with the size of the training images in pixels, such as ", ""),
     ),
-    "no classifier": Export(write=backbone, typed=OF_TIMM, fill=(", add --head", "; add --head")),
-    "a form of a network without masks": Export(write=train_py(), typed={**TENSOR, "--set closed_form": "yes"}),
+    "no classifier": Export(backbone, OF_TIMM, (", add --head", "; add --head")),
+    "a form of a network without masks": Export(train_py(), {**TENSOR, "--set closed_form": "yes"}),
     "a form of masks without a base": Export(
-        write=without(".mask.mask", name="timm/timm_vit_gmm.pth.tar"),
-        typed={**TENSOR, **GMM_OF_TIMM, "--set closed_form": "no"},
+        without(".mask.mask", name="timm/timm_vit_gmm.pth.tar"), {**TENSOR, **GMM_OF_TIMM, "--set closed_form": "no"}
     ),
-    "a form of masks with a base": Export(
-        write=golden("timm/timm_vit_gmm.pth.tar"), typed={**TENSOR, "--set closed_form": "yes"}
-    ),
-    "an address in config.json": Export(
-        write=timm_folder(url="https://example.com/a.pth"), typed=TENSOR, do=corrected(url=...)
-    ),
+    "a form of masks with a base": Export(golden("timm/timm_vit_gmm.pth.tar"), {**TENSOR, "--set closed_form": "yes"}),
+    "an address in config.json": Export(timm_folder(url="https://example.com/a.pth"), TENSOR, do=corrected(url=...)),
     "a mean of one channel in config.json": Export(
-        write=timm_folder(pretrained_cfg={"input_size": [3, 32, 32], "mean": [0.5], "std": [0.5, 0.5, 0.5]}),
-        typed={},
+        timm_folder(pretrained_cfg={"input_size": [3, 32, 32], "mean": [0.5], "std": [0.5, 0.5, 0.5]}),
+        {},
         do=corrected(pretrained_cfg={"input_size": [3, 32, 32], "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}),
     ),
     "no architecture in config.json": Export(
-        write=timm_folder(architecture=...),
-        typed=TENSOR,
+        timm_folder(architecture=...),
+        TENSOR,
         do=given("model.safetensors"),
         fill=(
             "copy or download config.json again; without config.json, give the file of the weights, and type --model "
@@ -760,74 +713,65 @@ EXPORTS = {
             f"give the file of the weights, and type {OF_REGISTERS}",
         ),
     ),
-    "a network of torchvision in config.json": Export(
-        write=conv_stem_folder, typed={**TENSOR, "--model-args": STEM_ARGS}
-    ),
+    "a network of torchvision in config.json": Export(conv_stem_folder, {**TENSOR, "--model-args": STEM_ARGS}),
     "a folder without config.json": Export(
-        write=lambda: shutil.copytree(
-            GOLDEN / "timm/timm_vit_registers", "file.pth", ignore=lambda *_: ["config.json"]
-        ),
-        typed=TENSOR,
+        lambda: shutil.copytree(GOLDEN / "timm/timm_vit_registers", "file.pth", ignore=lambda *_: ["config.json"]),
+        TENSOR,
         do=given("model.safetensors"),
         fill=("; if timm builds the model, also type --model and --model-args", f" and type {OF_REGISTERS}"),
     ),
     "a folder without weights": Export(
-        write=lambda: shutil.copytree(GOLDEN / "timm/timm_vit_registers", "file.pth", ignore=lambda *_: [WEIGHTS]),
-        typed=TENSOR,
+        lambda: shutil.copytree(GOLDEN / "timm/timm_vit_registers", "file.pth", ignore=lambda *_: [WEIGHTS]),
+        TENSOR,
         do=lambda hint: shutil.copy(GOLDEN / "timm/timm_vit_registers" / WEIGHTS, "file.pth"),
     ),
     # Linear heads
     "a head for another network": Export(
-        write=linear_head,
-        typed={**WITH_HEAD, "--set head_blocks": "1", "--model": "vit_base_patch16_siglip_224"},
-        fill=("--model with the architecture of the backbone", f"--model {TINY['model']}"),
+        linear_head,
+        {**WITH_HEAD, "--set head_blocks": "1", "--model": "vit_base_patch16_siglip_224"},
+        ("--model with the architecture of the backbone", f"--model {TINY['model']}"),
     ),
-    "a head with the mean of the patches": Export(write=head_of(72), typed={**WITH_HEAD, "--set head_blocks": "3"}),
+    "a head with the mean of the patches": Export(head_of(72), {**WITH_HEAD, "--set head_blocks": "3"}),
     "a head of a deeper network": Export(
-        write=head_of(96),
-        typed={**WITH_HEAD, "--set head_blocks": "4"},
+        head_of(96),
+        {**WITH_HEAD, "--set head_blocks": "4"},
         do=lambda hint: linear_head(),
         fill=("--head with the file of", "--set head_blocks=1 --head head.pth, the file of"),
     ),
-    "fewer blocks than the head reads": Export(write=head_of(48), typed={**WITH_HEAD, "--set head_blocks": "1"}),
+    "fewer blocks than the head reads": Export(head_of(48), {**WITH_HEAD, "--set head_blocks": "1"}),
     "a head of a wider network": Export(
-        write=head_of(25),
-        typed={**WITH_HEAD, "--set head_blocks": "1"},
+        head_of(25),
+        {**WITH_HEAD, "--set head_blocks": "1"},
         do=lambda hint: linear_head(),
         fill=("--head with the file", "--head head.pth, the file"),
     ),
     "a head of two layers": Export(
-        write=two_layers,
-        typed={**WITH_HEAD, "--set head_blocks": "1"},
+        two_layers,
+        {**WITH_HEAD, "--set head_blocks": "1"},
         do=lambda hint: torch.save(torch.nn.Linear(24, 3).state_dict(), "head.pth"),
     ),
     # Another size of the images
-    "the size of training again": Export(write=train_py(), typed={**TENSOR, "--resize-to": "32"}),
-    "a size that patches do not cover": Export(write=train_py(), typed={**TENSOR, "--resize-to": "36"}),
-    "a size smaller than a patch": Export(write=train_py(), typed={**TENSOR, "--resize-to": "7"}),
-    "a family that cannot be resized": Export(write=golden("vit_gmm.pth"), typed={**TENSOR, "--resize-to": "64"}),
+    "the size of training again": Export(train_py(), {**TENSOR, "--resize-to": "32"}),
+    "a size that patches do not cover": Export(train_py(), {**TENSOR, "--resize-to": "36"}),
+    "a size smaller than a patch": Export(train_py(), {**TENSOR, "--resize-to": "7"}),
+    "a family that cannot be resized": Export(golden("vit_gmm.pth"), {**TENSOR, "--resize-to": "64"}),
     "weights that were resized": Export(
-        write=weights("timm/timm_vit.pth.tar", weights="trained", resize_to=48),
-        typed={**TENSOR, "--resize-to": "64"},
+        weights("timm/timm_vit.pth.tar", weights="trained", resize_to=48),
+        {**TENSOR, "--resize-to": "64"},
         do=lambda hint: train_py()(),
     ),
-    "no algorithm for the positions": Export(
-        write=bare(), typed={**OF_TIMM, "--resize-to": "64"}, fill=("=CODE", "=timm")
-    ),
+    "no algorithm for the positions": Export(bare(), {**OF_TIMM, "--resize-to": "64"}, ("=CODE", "=timm")),
     "an algorithm for squares": Export(
-        write=train_py(kwargs={**TINY_ARGS, "img_size": (32, 48)}),
-        typed={**TENSOR, "--resize-to": "64", "--set interpolation": "deit"},
+        train_py(kwargs={**TINY_ARGS, "img_size": (32, 48)}),
+        {**TENSOR, "--resize-to": "64", "--set interpolation": "deit"},
     ),
-    "a stored mask at another size": Export(
-        write=golden("timm/timm_vit_gmm.pth.tar"), typed={**TENSOR, "--resize-to": "64"}
-    ),
+    "a stored mask at another size": Export(golden("timm/timm_vit_gmm.pth.tar"), {**TENSOR, "--resize-to": "64"}),
     "a size that the network cannot take": Export(
-        write=golden("timm/torchvision_vit_conv_stem.pth"),
-        typed={**STEM, "--model-args": STEM_ARGS, "--resize-to": "44"},
+        golden("timm/torchvision_vit_conv_stem.pth"), {**STEM, "--model-args": STEM_ARGS, "--resize-to": "44"}
     ),
     "a tensor of the size of the images": Export(
-        write=bare("levit_128", img_size=64, **LEVIT_ARGS),
-        typed={
+        bare("levit_128", img_size=64, **LEVIT_ARGS),
+        {
             **TENSOR,
             "--model": "levit_128",
             "--model-args": json.dumps(LEVIT_ARGS),
@@ -837,124 +781,100 @@ EXPORTS = {
     ),
     # torchvision
     "an argument that torchvision's network does not have": Export(
-        write=golden("timm/torchvision_vit_conv_stem.pth"),
-        typed={**STEM, "--model-args": '{"depth": 2}'},
-        fill=(STEM_EXAMPLE, STEM_ARGS),
+        golden("timm/torchvision_vit_conv_stem.pth"),
+        {**STEM, "--model-args": '{"depth": 2}'},
+        (STEM_EXAMPLE, STEM_ARGS),
     ),
     "no heads of torchvision's network": Export(
-        write=golden("timm/torchvision_vit_conv_stem.pth"), typed=STEM, fill=(STEM_EXAMPLE, STEM_ARGS)
+        golden("timm/torchvision_vit_conv_stem.pth"), STEM, (STEM_EXAMPLE, STEM_ARGS)
     ),
     "no strides of torchvision's network": Export(
-        write=golden("timm/torchvision_vit_conv_stem.pth"),
-        typed={**STEM, "--model-args": '{"num_heads": 4}'},
-        fill=(STEM_EXAMPLE, STEM_ARGS),
+        golden("timm/torchvision_vit_conv_stem.pth"),
+        {**STEM, "--model-args": '{"num_heads": 4}'},
+        (STEM_EXAMPLE, STEM_ARGS),
     ),
     # An own class
-    "a file without a class": Export(write=saved(state), typed={**MINE, "--model": "net.py"}, fill=("CLASS", "Net")),
-    "a class that is not in the file": Export(
-        write=saved(state), typed={**MINE, "--model": "net.py:Network"}, fill=("CLASS", "Net")
-    ),
+    "a file without a class": Export(saved(state), {**MINE, "--model": "net.py"}, ("CLASS", "Net")),
+    "a class that is not in the file": Export(saved(state), {**MINE, "--model": "net.py:Network"}, ("CLASS", "Net")),
     "a file that does not exist": Export(
-        write=saved(state),
-        typed={**MINE, "--model": "nets.py:Net"},
-        fill=("--model with the path of a Python file", "--model net.py:Net"),
+        saved(state),
+        {**MINE, "--model": "nets.py:Net"},
+        ("--model with the path of a Python file", "--model net.py:Net"),
     ),
-    "a file that defines no class": Export(write=with_code("width = 24"), typed=MINE, do=OWN_AGAIN),
-    "a module that is not installed": Export(
-        write=with_code(f"import layers_of_mine\n{OWN_CLASS}"), typed=MINE, do=OWN_AGAIN
-    ),
+    "a file that defines no class": Export(with_code("width = 24"), MINE, do=OWN_AGAIN),
+    "a module that is not installed": Export(with_code(f"import layers_of_mine\n{OWN_CLASS}"), MINE, do=OWN_AGAIN),
     "a class that raises an error": Export(
-        write=with_code(OWN_CLASS.replace("super().__init__()", "raise ValueError")), typed=MINE, do=OWN_AGAIN
+        with_code(OWN_CLASS.replace("super().__init__()", "raise ValueError")), MINE, do=OWN_AGAIN
     ),
     "an argument of the class": Export(
-        write=with_code(OWN_CLASS.replace("(self)", "(self, width)").replace("24", "width")),
-        typed=MINE,
-        fill=('{"depth": 6}', '{"width": 24}'),
+        with_code(OWN_CLASS.replace("(self)", "(self, width)").replace("24", "width")),
+        MINE,
+        ('{"depth": 6}', '{"width": 24}'),
     ),
-    "two outputs of the class": Export(
-        write=with_code(OWN_CLASS.replace("return ", "return x, ")), typed=MINE, do=OWN_AGAIN
-    ),
+    "two outputs of the class": Export(with_code(OWN_CLASS.replace("return ", "return x, ")), MINE, do=OWN_AGAIN),
     "logits of the whole batch": Export(
-        write=with_code(OWN_CLASS.replace("self.patch(x)", "self.patch(x - x.mean(0))")), typed=MINE, do=OWN_AGAIN
+        with_code(OWN_CLASS.replace("self.patch(x)", "self.patch(x - x.mean(0))")), MINE, do=OWN_AGAIN
     ),
-    "random values of the class": Export(write=with_code(RANDOM), typed=MINE, do=registered),
+    "random values of the class": Export(with_code(RANDOM), MINE, do=registered),
     "another class than that of training": Export(
-        write=with_code(
+        with_code(
             f"{OWN_CLASS}\nclass Wide(Net):\n    def __init__(self):\n        super().__init__()\n"
             "        self.more = nn.Linear(3, 3)\n"
         ),
-        typed={**MINE, "--model": "net.py:Wide"},
-        fill=("--model and --model-args with the class and the arguments of training", "--model net.py:Net"),
+        {**MINE, "--model": "net.py:Wide"},
+        ("--model and --model-args with the class and the arguments of training", "--model net.py:Net"),
     ),
-    "a pooling of the class": Export(write=saved(state), typed={**MINE, "--set pool": "cls"}),
-    "a preset of the class": Export(write=saved(state), typed={**MINE, "--preset": "vit"}),
+    "a pooling of the class": Export(saved(state), {**MINE, "--set pool": "cls"}),
+    "a preset of the class": Export(saved(state), {**MINE, "--preset": "vit"}),
     "a layer beside a network of timm": Export(
-        write=with_code(INSIDE, checkpoint=lambda: network_of(INSIDE).state_dict()),
-        typed=OF_TIMM,
-        fill=(
+        with_code(INSIDE, checkpoint=lambda: network_of(INSIDE).state_dict()),
+        OF_TIMM,
+        (
             "FILE.py:CLASS with a class that builds the network and these layers as training did, and --image-size and "
             "--set channels",
             "net.py:Net --image-size 32 --set channels=3",
         ),
     ),
     # Weights of a bundle
-    "a bundle": Export(write=weights(folder=True), typed=TENSOR, do=given("weights.safetensors")),
-    "other heads than a bundle": Export(write=weights(), typed={**TENSOR, "--set heads": "7"}),
-    "another form than a bundle": Export(write=weights(), typed={**TENSOR, "--set closed_form": "yes"}),
-    "another size than a bundle": Export(write=weights(), typed={**TENSOR, "--image-size": "64"}),
-    "a class for a bundle of the toolkit": Export(write=weights(), typed={**TENSOR, "--model": "net.py:Net"}),
-    "a bundle of an own class": Export(write=as_bundle(f"{OWN_CLASS}# not yet allowed"), typed=TENSOR),
+    "a bundle": Export(weights(folder=True), TENSOR, do=given("weights.safetensors")),
+    "other heads than a bundle": Export(weights(), {**TENSOR, "--set heads": "7"}),
+    "another form than a bundle": Export(weights(), {**TENSOR, "--set closed_form": "yes"}),
+    "another size than a bundle": Export(weights(), {**TENSOR, "--image-size": "64"}),
+    "a class for a bundle of the toolkit": Export(weights(), {**TENSOR, "--model": "net.py:Net"}),
+    "a bundle of an own class": Export(as_bundle(f"{OWN_CLASS}# not yet allowed"), TENSOR),
     "another file than that of a bundle": Export(
-        write=as_bundle(OWN_CLASS, code=f"{OWN_CLASS}# changed"),
-        typed={**TENSOR, "--model": "net.py:Net"},
-        do=OWN_AGAIN,
+        as_bundle(OWN_CLASS, code=f"{OWN_CLASS}# changed"), {**TENSOR, "--model": "net.py:Net"}, do=OWN_AGAIN
     ),
-    "another class than that of a bundle": Export(
-        write=as_bundle(OWN_CLASS), typed={**TENSOR, "--model": "net.py:Network"}
-    ),
+    "another class than that of a bundle": Export(as_bundle(OWN_CLASS), {**TENSOR, "--model": "net.py:Network"}),
     "other arguments than those of a bundle": Export(
-        write=as_bundle(OWN_CLASS), typed={**TENSOR, "--model": "net.py:Net", "--model-args": '{"width": 3}'}
+        as_bundle(OWN_CLASS), {**TENSOR, "--model": "net.py:Net", "--model-args": '{"width": 3}'}
     ),
     # Model folders of transformers
-    "weights of transformers without their folder": Export(write=weights_of_folder, typed=TENSOR, do=folder_again),
-    "channels that no image has": Export(write=folder(num_channels=7), typed={}, do=corrected(num_channels=3)),
-    "other heads than config.json": Export(write=folder(), typed={"--set heads": "7"}),
+    "weights of transformers without their folder": Export(weights_of_folder, TENSOR, do=folder_again),
+    "channels that no image has": Export(folder(num_channels=7), {}, do=corrected(num_channels=3)),
+    "other heads than config.json": Export(folder(), {"--set heads": "7"}),
     "a task that is no classification": Export(
-        write=folder(problem_type="regression"), typed={}, do=corrected(problem_type="single_label_classification")
+        folder(problem_type="regression"), {}, do=corrected(problem_type="single_label_classification")
     ),
-    "more layers than weights": Export(
-        write=folder(num_hidden_layers=999), typed={}, do=corrected(num_hidden_layers=2)
-    ),
-    "another kind of model than its class": Export(
-        write=folder(model_type="swin"), typed={}, do=corrected(model_type="vit")
-    ),
+    "more layers than weights": Export(folder(num_hidden_layers=999), {}, do=corrected(num_hidden_layers=2)),
+    "another kind of model than its class": Export(folder(model_type="swin"), {}, do=corrected(model_type="vit")),
     "a field of the image processor": Export(
-        write=folder(file="preprocessor_config.json", do_pad=True),
-        typed={},
-        do=corrected("preprocessor_config.json", do_pad=False),
+        folder(file="preprocessor_config.json", do_pad=True), {}, do=corrected("preprocessor_config.json", do_pad=False)
     ),
-    "no size in any file of the folder": Export(write=without_size, typed=TENSOR, do=corrected(image_size=32)),
-    "a pooling of a classifier": Export(write=folder(), typed={"--set pool": "cls"}),
-    "the mean of a backbone": Export(write=folder("vit_backbone"), typed={**FEATURES, "--set pool": "mean"}),
-    "the mean of a backbone without class token": Export(
-        write=folder("swin_backbone"), typed={**FEATURES, "--set pool": "mean"}
-    ),
-    "a class token that the backbone lacks": Export(
-        write=folder("swin_backbone"), typed={**FEATURES, "--set pool": "cls"}
-    ),
+    "no size in any file of the folder": Export(without_size, TENSOR, do=corrected(image_size=32)),
+    "a pooling of a classifier": Export(folder(), {"--set pool": "cls"}),
+    "the mean of a backbone": Export(folder("vit_backbone"), {**FEATURES, "--set pool": "mean"}),
+    "the mean of a backbone without class token": Export(folder("swin_backbone"), {**FEATURES, "--set pool": "mean"}),
+    "a class token that the backbone lacks": Export(folder("swin_backbone"), {**FEATURES, "--set pool": "cls"}),
     "a pooler that the weights lack": Export(
-        write=folder("vit_backbone", arguments={"add_pooling_layer": False}),
-        typed={**FEATURES, "--set pool": "pooler"},
+        folder("vit_backbone", arguments={"add_pooling_layer": False}), {**FEATURES, "--set pool": "pooler"}
     ),
-    "a pooler that transformers lacks": Export(write=folder("vit_msn_backbone"), typed=FEATURES),
+    "a pooler that transformers lacks": Export(folder("vit_msn_backbone"), FEATURES),
     "a model of timm in transformers": Export(
-        write=timm_wrapper,
-        typed=TENSOR,
+        timm_wrapper,
+        TENSOR,
         do=given("model.safetensors"),
-        fill=(
-            "--model with timm's name of the architecture",
-            f"--model {TINY['model']} --model-args '{TYPED_ARGS}'",
-        ),
+        fill=("--model with timm's name of the architecture", f"--model {TINY['model']} --model-args '{TYPED_ARGS}'"),
     ),
 }
 _OPTION = re.compile(r"(--set \w+|--[a-z][a-z-]*)[ =]('[^']*'|[^\s;,]+(?:,[^\s;,]+)*)")

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from gmmvit_deploy.checkpoints import _pickled as pickled
-from gmmvit_deploy.checkpoints._inert import BUILDERS
+from gmmvit_deploy.checkpoints._pickled import BUILDERS
 from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.errors import CheckpointError
 
@@ -334,5 +334,5 @@ def test_quantised_and_sparse_tensors_beside_the_weights_do_no_harm(tmp_path: Pa
 
 
 def test_the_table_calls_only_functions_of_the_reader() -> None:
-    """Nothing outside `_inert` is called with arguments from a file."""
-    assert {function.__module__ for function in BUILDERS.values()} == {"gmmvit_deploy.checkpoints._inert"}
+    """Nothing outside of the module is called with arguments from a file."""
+    assert {function.__module__ for function in BUILDERS.values()} == {"gmmvit_deploy.checkpoints._pickled"}

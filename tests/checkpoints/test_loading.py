@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint, released_state_dict
-from gmmvit_deploy.checkpoints.reading import SPEC_METADATA_KEY
-from gmmvit_deploy.errors import CheckpointError, InputError
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.vit.model import ViT
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.scores.masks import ClosedFormGaussianMask
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
+from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 from tests.conftest import GOLDEN, MANIFEST, Golden, golden
 from tests.golden_files import tensors_of
+from tests.models.families.test_families import cait_specs, pit_specs, swin_specs, t2t_specs, vit_specs
 
 State = dict[str, torch.Tensor]
 
@@ -31,38 +33,6 @@ def released_state(name: str = "vit_gmm") -> State:
 def saved(folder: Path, state: Any, name: str = "model.pth") -> Path:
     torch.save(state, folder / name)
     return folder / name
-
-
-def _bare(state: State, folder: Path) -> Path:
-    return saved(folder, state)
-
-
-def _training(state: State, folder: Path) -> Path:
-    training = {"model_state_dict": state, "epoch": 3, "optimizer_state_dict": {"state": {}}, "scheduler": {"t": 1}}
-    return saved(folder, training)
-
-
-def _data_parallel(state: State, folder: Path) -> Path:
-    return saved(folder, {"model_state_dict": {f"module.{name}": tensor for name, tensor in state.items()}})
-
-
-def _safetensors(state: State, folder: Path) -> Path:
-    save_file({name: tensor.clone() for name, tensor in state.items()}, folder / "model.safetensors")
-    return folder / "model.safetensors"
-
-
-def _old_format(state: State, folder: Path) -> Path:
-    torch.save(state, folder / "old.pth", _use_new_zipfile_serialization=False)
-    return folder / "old.pth"
-
-
-@pytest.mark.parametrize("wrap", [_bare, _training, _data_parallel, _safetensors, _old_format])
-def test_every_wrapping_gives_the_same_model(wrap: Callable[[State, Path], Path], tmp_path: Path) -> None:
-    loaded = load_checkpoint(wrap(released_state(), tmp_path))
-    reference = load_checkpoint(GOLDEN / "vit_gmm.pth")
-    assert loaded.spec == reference.spec
-    for name, tensor in reference.model.state_dict().items():
-        assert loaded.model.state_dict()[name].equal(tensor), name
 
 
 def test_what_we_write_is_what_the_released_code_writes(each_golden: Golden) -> None:
@@ -85,18 +55,13 @@ class TestHeads:
             load_checkpoint(GOLDEN / "vit_plain.pth")
         assert "--set heads" in caught.value.hint
 
-    @pytest.mark.parametrize("heads", [5, 49])
-    def test_that_do_not_divide(self, heads: int) -> None:
-        with pytest.raises(CheckpointError, match=f"is not a multiple of {heads} heads"):
-            load_checkpoint(GOLDEN / "vit_plain.pth", LoadHints(heads=heads))
+    def test_that_do_not_divide(self) -> None:
+        with pytest.raises(CheckpointError, match="is not a multiple of 5 heads"):
+            load_checkpoint(GOLDEN / "vit_plain.pth", LoadHints(heads=5))
 
     def test_that_contradict_the_masks(self) -> None:
         with pytest.raises(CheckpointError, match="number of heads in the masks of the file is 3"):
             load_checkpoint(GOLDEN / "vit_gmm.pth", LoadHints(heads=6))
-
-    def test_below_one(self) -> None:
-        with pytest.raises(InputError, match="at least 1"):
-            LoadHints(heads=0)
 
 
 class TestSharedMask:
@@ -215,12 +180,6 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
     assert "--model with timm's name of the architecture" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["pit_elm", "t2t_plain"])
-def test_heads_of_pit_and_t2t_are_asked_for(name: str) -> None:
-    with pytest.raises(CheckpointError, match="does not determine the number"):
-        load_checkpoint(GOLDEN / f"{name}.pth")
-
-
 @pytest.mark.parametrize(
     ("name", "heads", "evidence"),
     [
@@ -277,27 +236,34 @@ def test_shared_and_closed_masks_of_other_families(name: str, form: str, tmp_pat
     assert loaded.model(torch.zeros(1, 3, 32, 32)).isfinite().all()
 
 
-class TestOwnSpec:
-    """Safetensors files of ours contain their spec, so hints are not needed again."""
-
-    def path(self, tmp_path: Path, metadata: str) -> Path:
-        state = {name: tensor.clone() for name, tensor in released_state("vit_plain").items()}
-        save_file(state, tmp_path / "weights.safetensors", metadata={SPEC_METADATA_KEY: metadata})
-        return tmp_path / "weights.safetensors"
-
-    def test_gives_the_heads(self, tmp_path: Path) -> None:
-        spec = load_checkpoint(GOLDEN / "vit_plain.pth", LoadHints(heads=3)).spec
-        assert load_checkpoint(self.path(tmp_path, json.dumps(spec_to_json(spec)))).spec == spec
-
-    @pytest.mark.parametrize("metadata", ["{", "[]", "{}"])
-    def test_that_is_broken(self, tmp_path: Path, metadata: str) -> None:
-        with pytest.raises(InputError):
-            load_checkpoint(self.path(tmp_path, metadata))
-
-
 def test_a_closed_form_is_refused_where_there_is_no_gaussian_mixture() -> None:
     case = golden("mnist_vit")
     with pytest.raises(
         CheckpointError, match=r"closed_form=yes is for Gaussian mixture masks, and naive_vit has no such mask"
     ):
         load_checkpoint(case.path, replace(case.hints, closed_form=True))
+
+
+@pytest.mark.nightly
+@given(spec=st.one_of(vit_specs(), swin_specs(), cait_specs(), pit_specs(), t2t_specs()), seed=st.integers(0, 2**16))
+@settings(max_examples=120, deadline=None)
+def test_spec_and_weights_survive(spec: ModelSpec, seed: int) -> None:
+    """Any model we can build, saved as the released code saves it, is read back as itself."""
+    torch.manual_seed(seed)
+    model = model_from_spec(spec).eval()
+    heads = spec.heads[0] if isinstance(spec.heads, tuple) else spec.heads
+    # The names of a plain ViT and a plain CaiT are also those of vit-pytorch.
+    closed_form = True if spec.mask.closed_form else None
+    source = "spt-lsa" if spec.mask.kind == "plain" else None
+    hints = LoadHints(heads=heads, closed_form=closed_form, source=source)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pth"
+        torch.save({"model_state_dict": released_state_dict(model)}, path)
+        loaded = load_checkpoint(path, hints)
+    # With a single head, shared and separate masks look the same in a file.
+    alone = set(spec.heads if isinstance(spec.heads, tuple) else (spec.heads,)) == {1}
+    assert loaded.spec == replace(spec, mask=replace(spec.mask, shared=spec.mask.shared and not alone))
+    expected = model.state_dict()
+    restored = loaded.model.state_dict()
+    assert restored.keys() == expected.keys()
+    assert all(restored[name].equal(expected[name]) for name in expected)

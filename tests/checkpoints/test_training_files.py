@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
@@ -40,15 +41,8 @@ ARGS = Namespace(
 PLAIN_ARGS = {**vars(ARGS), "nested": {"depth": 2}}
 
 
-@pytest.fixture(scope="module")
-def state() -> dict[str, Tensor]:
-    return dict(torch.load(GOLDEN / "vit_gmm.pth", weights_only=True)["model_state_dict"])
-
-
-@pytest.fixture(scope="module")
-def averaged(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Other weights of the same network."""
-    return {name: tensor * 0.5 if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+STATE: dict[str, Tensor] = torch.load(GOLDEN / "vit_gmm.pth", weights_only=True)["model_state_dict"]
+AVERAGE = {name: tensor * 1.01 for name, tensor in STATE.items()}
 
 
 def prefixed(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -80,40 +74,34 @@ class TestWrappings:
     @pytest.mark.parametrize(
         "key", ["model_state_dict", "state_dict", "state_dict_ema", "model", "model_ema", "net", "teacher"]
     )
-    def test_weights_under_each_key(
-        self, key: str, old: bool, state: dict[str, Tensor], expected: Tensor, tmp_path: Path
-    ) -> None:
-        content = {"epoch": 3, "optimizer": optimiser(), "args": ARGS, key: OrderedDict(state)}
+    def test_weights_under_each_key(self, key: str, old: bool, expected: Tensor, tmp_path: Path) -> None:
+        content = {"epoch": 3, "optimizer": optimiser(), "args": ARGS, key: OrderedDict(STATE)}
         loaded = load_checkpoint(saved(tmp_path, content, _use_new_zipfile_serialization=not old))
         assert logits(loaded).equal(expected)
         assert loaded.file.wrapping == f"training checkpoint, weights under '{key}'"
-        assert loaded.file.record.args == PLAIN_ARGS
+        assert loaded.file.record == TrainingRecord(args=RecordedOptions(PLAIN_ARGS), entries={"epoch": 3})
 
     @pytest.mark.parametrize("old", [False, True], ids=["zip", "before torch 1.6"])
-    def test_bare_state_dict(self, old: bool, state: dict[str, Tensor], expected: Tensor, tmp_path: Path) -> None:
-        loaded = load_checkpoint(saved(tmp_path, state, _use_new_zipfile_serialization=not old))
+    def test_bare_state_dict(self, old: bool, expected: Tensor, tmp_path: Path) -> None:
+        loaded = load_checkpoint(saved(tmp_path, STATE, _use_new_zipfile_serialization=not old))
         assert logits(loaded).equal(expected)
         assert loaded.file.wrapping == "bare state dict"
 
-    def test_settings_under_a_wrapping_key_are_no_weights(
-        self, state: dict[str, Tensor], expected: Tensor, tmp_path: Path
-    ) -> None:
+    def test_settings_under_a_wrapping_key_are_no_weights(self, expected: Tensor, tmp_path: Path) -> None:
         """`model` is often the configuration of the model."""
-        loaded = load_checkpoint(saved(tmp_path, {"model": {"depth": 2}, "net": state}))
+        loaded = load_checkpoint(saved(tmp_path, {"model": {"depth": 2}, "net": STATE}))
         assert logits(loaded).equal(expected)
 
-    def test_dino_gives_the_teacher(
-        self, averaged: dict[str, Tensor], state: dict[str, Tensor], tmp_path: Path
-    ) -> None:
+    def test_dino_gives_the_teacher(self, tmp_path: Path) -> None:
         head = {"head.mlp.0.weight": torch.ones(2, 2), "head.last_layer.weight_v": torch.ones(2, 2)}
         content = {
-            "student": prefixed("module.", prefixed("backbone.", averaged) | head),
-            "teacher": prefixed("backbone.", state) | head,
+            "student": prefixed("module.", prefixed("backbone.", AVERAGE) | head),
+            "teacher": prefixed("backbone.", STATE) | head,
             "args": Namespace(arch="vit_tiny", patch_size=8),
         }
         path = saved(tmp_path, content)
         file = read_tensors(path)
-        assert all(file.tensors[name].equal(state[name]) for name in state)
+        assert all(file.tensors[name].equal(STATE[name]) for name in STATE)
         assert set(file.left_out) == set(head)
         assert set(load_checkpoint(path).unused) >= set(head)
         with pytest.raises(CheckpointError, match="--set weights=averaged, but the file holds a teacher"):
@@ -133,10 +121,8 @@ class TestPrefixes:
             "model.module.model.",
         ],
     )
-    def test_prefix_of_every_name(
-        self, prefix: str, state: dict[str, Tensor], expected: Tensor, tmp_path: Path
-    ) -> None:
-        loaded = load_checkpoint(saved(tmp_path, {"state_dict": prefixed(prefix, state)}))
+    def test_prefix_of_every_name(self, prefix: str, expected: Tensor, tmp_path: Path) -> None:
+        loaded = load_checkpoint(saved(tmp_path, {"state_dict": prefixed(prefix, STATE)}))
         assert logits(loaded).equal(expected)
         assert f"a '{prefix}' prefix" in loaded.file.wrapping
 
@@ -146,52 +132,37 @@ PAIRS = [("state_dict", "state_dict_ema"), ("model", "model_ema"), ("model_state
 
 class TestTrainedAndAveraged:
     @pytest.mark.parametrize(("trained_key", "averaged_key"), PAIRS)
-    def test_the_error_names_both(
-        self, trained_key: str, averaged_key: str, state: dict[str, Tensor], averaged: dict[str, Tensor], tmp_path: Path
-    ) -> None:
-        path = saved(tmp_path, {trained_key: state, averaged_key: averaged, "args": ARGS})
+    def test_the_error_names_both(self, trained_key: str, averaged_key: str, tmp_path: Path) -> None:
+        path = saved(tmp_path, {trained_key: STATE, averaged_key: AVERAGE, "args": ARGS})
         with pytest.raises(CheckpointError, match=f"under '{trained_key}' and .* under '{averaged_key}'") as caught:
             load_checkpoint(path)
         assert "--set weights=trained" in caught.value.hint
         assert "--set weights=averaged" in caught.value.hint
         kinds: tuple[WeightsKind, WeightsKind] = ("trained", "averaged")
-        for kind, weights in zip(kinds, (state, averaged), strict=True):
+        for kind, weights in zip(kinds, (STATE, AVERAGE), strict=True):
             loaded = load_checkpoint(path, LoadHints(weights=kind))
             assert all(read_tensors(path, kind).tensors[name].equal(weights[name]) for name in weights)
             assert loaded.file.weights == kind
 
-    def test_torchvision_average(
-        self, state: dict[str, Tensor], averaged: dict[str, Tensor], expected: Tensor, tmp_path: Path
-    ) -> None:
-        average = {"n_averaged": torch.tensor(9), **prefixed("module.", state)}
-        path = saved(tmp_path, {"model": averaged, "model_ema": average})
+    def test_torchvision_average(self, expected: Tensor, tmp_path: Path) -> None:
+        average = {"n_averaged": torch.tensor(9), **prefixed("module.", STATE)}
+        path = saved(tmp_path, {"model": AVERAGE, "model_ema": average})
         loaded = load_checkpoint(path, LoadHints(weights="averaged"))
         assert logits(loaded).equal(expected)
         assert loaded.unused["n_averaged"]
 
-    def test_no_average(self, state: dict[str, Tensor], tmp_path: Path) -> None:
-        path = saved(tmp_path, {"model": state, "model_ema": None})
+    def test_no_average(self, tmp_path: Path) -> None:
+        path = saved(tmp_path, {"model": STATE, "model_ema": None})
         assert read_tensors(path).weights == "trained"
         with pytest.raises(CheckpointError, match="holds only trained weights, under 'model'"):
             read_tensors(path, "averaged")
 
-    def test_a_file_that_does_not_state_its_kind(self, state: dict[str, Tensor], tmp_path: Path) -> None:
-        from safetensors.torch import save_file
-
+    def test_a_file_that_does_not_state_its_kind(self, tmp_path: Path) -> None:
         save_file({"a": torch.zeros(2)}, tmp_path / "a.safetensors")
-        for path in (saved(tmp_path, state), tmp_path / "a.safetensors"):
+        for path in (saved(tmp_path, STATE), tmp_path / "a.safetensors"):
             with pytest.raises(CheckpointError, match="holds a single set of weights") as caught:
                 read_tensors(path, "trained")
             assert caught.value.hint == "leave --set weights out"
-
-
-class TestRecord:
-    def test_values_beside_the_weights(self, state: dict[str, Tensor], tmp_path: Path) -> None:
-        content = {"epoch": 7, "arch": "vit_tiny", "metric": 61.5, "optimizer": optimiser(), "args": ARGS, "net": state}
-        record = read_tensors(saved(tmp_path, content)).record
-        assert record == TrainingRecord(
-            args=RecordedOptions(PLAIN_ARGS), entries={"epoch": 7, "arch": "vit_tiny", "metric": 61.5}
-        )
 
 
 class TestStorages:
@@ -250,23 +221,6 @@ class TestStorages:
         assert read_tensors(swapped).tensors["a"].tolist() == [1.0, -2.5]
 
 
-@pytest.mark.nightly
-def test_option_of_the_command_line(
-    state: dict[str, Tensor], averaged: dict[str, Tensor], tmp_path: Path, gmmvit: Any
-) -> None:
-    path = saved(tmp_path, {"state_dict": state, "state_dict_ema": averaged, "args": ARGS})
-    refused = gmmvit("export", path, "-o", tmp_path / "bundle", "--dataset", "cifar10")
-    assert refused.returncode == 1
-    assert "'state_dict'" in refused.stderr
-    assert "'state_dict_ema'" in refused.stderr
-    assert "hint: type --set weights=trained" in refused.stderr
-    assert not (tmp_path / "bundle").exists()
-    assert "no weights under 'best'" in gmmvit("inspect", path, "--set", "weights=best").stderr
-    inspected = gmmvit("inspect", path, "--set", "weights=averaged")
-    assert inspected.returncode == 0, inspected.stderr
-    assert "state_dict_ema" in inspected.stdout
-
-
 OWN = """
 from torch import nn
 class Net(nn.Module):
@@ -312,3 +266,130 @@ def test_two_networks_of_the_own_class_are_a_choice(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "a.ckpt", hints)
     assert caught.value.hint == "type --set weights=student or --set weights=ema"
     assert load_checkpoint(tmp_path / "a.ckpt", replace(hints, weights="ema")).spec.classes == 3
+
+
+# ---- a second set of weights, other data types -----------------------------------------------------------------------
+
+
+def loaded_head(content: Any, folder: Path, weights: str | None = None) -> Tensor:
+    torch.save(content, folder / "file.pth")
+    return load_checkpoint(folder / "file.pth", LoadHints(weights=weights)).model.get_parameter("head.weight")
+
+
+@pytest.mark.parametrize(
+    ("content", "raw", "average"),
+    [
+        ({"model": STATE, "ema": AVERAGE}, "model", "ema"),
+        ({"model": STATE, "ema": {"decay": 0.9, "shadow": AVERAGE}}, "model", "ema.shadow"),
+        ({"model": STATE, "ema_model": prefixed("module.", AVERAGE)}, "model", "ema_model"),
+        ({"net": STATE, "net_ema": AVERAGE}, "net", "net_ema"),
+        ({"model_state_dict": STATE, "ema_model_state_dict": AVERAGE}, "model_state_dict", "ema_model_state_dict"),
+        ({"raw": STATE, "avg": AVERAGE}, "raw", "avg"),
+        ({"state_dict": prefixed("model.", STATE) | prefixed("ema.", AVERAGE)}, "model", "ema"),
+        ({"state_dict": STATE, "callbacks": {"EMA": {"weights": AVERAGE}}}, "state_dict", "callbacks.EMA.weights"),
+    ],
+)
+def test_a_second_set_of_weights_is_asked_for(content: Any, raw: str, average: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        loaded_head(content, tmp_path)
+    assert raw in str(caught.value)
+    assert average in str(caught.value)
+    assert caught.value.hint == f"type --set weights={raw} or --set weights={average}"
+    assert loaded_head(content, tmp_path, raw).equal(STATE["mlp_head.1.weight"])
+    assert loaded_head(content, tmp_path, average).equal(AVERAGE["mlp_head.1.weight"])
+
+
+@pytest.mark.parametrize("weights", ["averaged", "best"])
+def test_a_set_that_the_file_does_not_name_so_is_answered_with_the_keys(weights: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        loaded_head({"model": STATE, "ema": AVERAGE}, tmp_path, weights)
+    assert caught.value.hint == "type --set weights=model or --set weights=ema"
+
+
+def test_averages_without_names_are_asked_for(tmp_path: Path) -> None:
+    content = {"model": STATE, "ema": {"shadow_params": list(AVERAGE.values())}}
+    with pytest.raises(CheckpointError, match=r"and tensors of the same shapes under 'ema\.shadow_params'"):
+        loaded_head(content, tmp_path)
+    assert loaded_head(content, tmp_path, "model").equal(STATE["mlp_head.1.weight"])
+    with pytest.raises(CheckpointError, match=r"tensors without names under 'ema\.shadow_params'"):
+        loaded_head(content, tmp_path, "ema.shadow_params")
+
+
+def test_an_average_with_other_names_is_asked_for(tmp_path: Path) -> None:
+    """As LitEma writes it: the names have no dots."""
+    average = {f"model_ema.{name.replace('.', '')}": tensor for name, tensor in AVERAGE.items()}
+    content = {"state_dict": prefixed("net.", STATE) | average}
+    with pytest.raises(CheckpointError, match=r"of the same shapes under net\. and model_ema\."):
+        loaded_head(content, tmp_path)
+    assert loaded_head(content, tmp_path, "net").equal(STATE["mlp_head.1.weight"])
+
+
+def test_two_sets_of_safetensors_are_asked_for(tmp_path: Path) -> None:
+    content = {name: t.clone() for name, t in (prefixed("net.", STATE) | prefixed("ema.", AVERAGE)).items()}
+    save_file(content, path := tmp_path / "file.safetensors")
+    with pytest.raises(CheckpointError, match=r"of the same shapes under"):
+        load_checkpoint(path)
+    loaded = load_checkpoint(path, LoadHints(weights="ema"))
+    assert loaded.model.get_parameter("head.weight").equal(AVERAGE["mlp_head.1.weight"])
+
+
+def test_containers_that_share_their_content_are_read_once(tmp_path: Path) -> None:
+    """Without it, a file of 5 KB takes a minute, and one of 10 KB hours."""
+    nested: Any = {str(index): {"a": torch.zeros(1)} for index in range(60)}
+    for _ in range(3):
+        nested = {str(index): nested for index in range(60)}
+    assert loaded_head({"model": STATE, "other": nested}, tmp_path).equal(STATE["mlp_head.1.weight"])
+
+
+def test_the_body_of_a_timm_network_is_no_prefix(tmp_path: Path) -> None:
+    """The classifier of an EfficientViT is head.classifier.4."""
+    network = timm.create_model("efficientvit_b0", num_classes=5).eval()
+    torch.save(network.state_dict(), tmp_path / "file.pth")
+    loaded = load_checkpoint(tmp_path / "file.pth", LoadHints(model="efficientvit_b0", image_size=64))
+    assert loaded.unused == {}
+
+
+def test_values_beyond_float32_are_refused(tmp_path: Path) -> None:
+    state = {name: tensor.double() for name, tensor in STATE.items()}
+    state["mlp_head.1.weight"][0, 0] = 1e300
+    with pytest.raises(CheckpointError, match="infinite"):
+        loaded_head(state, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "optimiser",
+    [
+        {"state": {i: {"exp_avg": tensor, "exp_avg_sq": tensor} for i, tensor in enumerate(STATE.values())}},
+        {"momentum": STATE},
+        {"momentum": list(STATE.values())},
+    ],
+)
+def test_the_state_of_an_optimiser_is_no_second_set(optimiser: Any, tmp_path: Path) -> None:
+    content = {"model": STATE, "optimizer": optimiser}
+    assert loaded_head(content, tmp_path).equal(STATE["mlp_head.1.weight"])
+
+
+@pytest.mark.parametrize("prefix", ["net.", "timm_model.", "lightning.net."])
+def test_the_prefix_under_which_the_network_is_is_removed(prefix: str, tmp_path: Path) -> None:
+    beside = {"criterion.weight": torch.ones(10), "val_acc.tp": torch.ones(10)}
+    torch.save({"state_dict": prefixed(prefix, STATE) | beside}, tmp_path / "last.ckpt")
+    loaded = load_checkpoint(tmp_path / "last.ckpt")
+    assert loaded.model.get_parameter("head.weight").equal(STATE["mlp_head.1.weight"])
+    assert beside.keys() <= loaded.unused.keys()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "said"),
+    [
+        (torch.bfloat16, ", bfloat16 as float32"),
+        (torch.float16, ", float16 as float32"),
+        (torch.float64, ", float64 as float32"),
+    ],
+)
+def test_weights_of_other_types_become_float32(dtype: torch.dtype, said: str, tmp_path: Path) -> None:
+    torch.save({name: tensor.to(dtype) for name, tensor in STATE.items()}, tmp_path / "file.pth")
+    loaded = load_checkpoint(tmp_path / "file.pth")
+    head = loaded.model.get_parameter("head.weight")
+    assert head.dtype == torch.float32
+    assert head.equal(STATE["mlp_head.1.weight"].to(dtype).float())
+    assert said in loaded.file.wrapping

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint, released_state_dict
-from gmmvit_deploy.checkpoints.reading import MODEL_METADATA_KEY, SPEC_METADATA_KEY
+from gmmvit_deploy.checkpoints.reading import MODEL_METADATA_KEY
 from gmmvit_deploy.checkpoints.weights import bytes_from_model, model_from_bundle
 from gmmvit_deploy.errors import BundleError, CheckpointError, InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
@@ -129,42 +128,6 @@ def test_weights_of_other_heads_are_not_the_manifests(bundle: Bundle, tmp_path: 
         model_from_bundle(broken.manifest, broken.weights_path)
 
 
-@pytest.mark.nightly
-def test_the_error_for_a_bundle_of_the_previous_format_gives_the_command(
-    bundle: Bundle, tmp_path: Path, gmmvit: Any
-) -> None:
-    """Its weights have the released names; the command in the hint turns them into a bundle of the present format."""
-    old = tmp_path / "old bundle"
-    shutil.copytree(bundle.path, old)
-    manifest = json.loads((old / "manifest.json").read_text())
-    image = manifest.pop("image")
-    for name in ("task", "outputs", "unused_keys"):
-        del manifest[name]
-    manifest |= {"format": "gmmvit-bundle/2", "preprocessing": {"mean": image["mean"], "std": image["std"]}}
-    del manifest["spec"]["channels"]
-    trained = model_from_bundle(bundle.manifest, bundle.weights_path)
-    save_file(
-        {name: tensor.clone() for name, tensor in released_state_dict(trained).items()},
-        old / "weights.safetensors",
-        metadata={SPEC_METADATA_KEY: json.dumps(manifest["spec"])},
-    )
-    manifest["files"]["weights.safetensors"] = sha256_of_file(old / "weights.safetensors")
-    (old / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(
-        BundleError, match=r"expected a bundle of format 'gmmvit-bundle/3', got 'gmmvit-bundle/2'"
-    ) as caught:
-        open_bundle(old)
-    assert "type gmmvit export " in caught.value.hint
-    command = shlex.split(caught.value.hint.removeprefix("type ").removesuffix(" to write a bundle of the new format"))
-    answer = gmmvit(*command[1:])
-    assert answer.returncode == 0, answer.stderr
-    again = open_bundle(Path(command[command.index("-o") + 1]))
-    assert again.manifest.labels == bundle.manifest.labels
-    assert again.manifest.image == bundle.manifest.image
-    assert again.weights_path.read_bytes() == bundle.weights_path.read_bytes()
-    assert again.golden()[1].tobytes() == bundle.golden()[1].tobytes()
-
-
 class TestImagesOfReleasedCheckpoints:
     def test_are_rgb_unless_the_user_gives_the_channels(self, tmp_path: Path) -> None:
         assert load_checkpoint(released(tmp_path / "rgb.pth", SPEC)).spec.channels == 3
@@ -201,16 +164,3 @@ T2T = T2TSpec(
     token_mlp_dim=8,
     mask=MaskSpec(),
 )
-
-
-@pytest.mark.parametrize(
-    ("hints", "message"),
-    [
-        ({"image_size": 0}, "--image-size: expected at least 1, got 0"),
-        ({"channels": 5}, "--set channels: expected one of 1, 2, 3, 4, got 5"),
-    ],
-    ids=["side", "channels"],
-)
-def test_hints_that_cannot_be(hints: dict[str, int], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        LoadHints(**hints)

@@ -9,8 +9,6 @@ import numpy as np
 from tests.planted.graph import GraphCopy, Planted
 from tests.planted.locality import MODELS, channel_first
 
-__all__ = ["CASES", "transposed_mixing"]
-
 _ATTENTION = r"class_blocks\.\d+\.attention\.inner"
 
 

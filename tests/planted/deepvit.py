@@ -18,8 +18,6 @@ from tests.planted.graph import GraphCopy, Planted
 from tests.planted.locality import family
 from tests.planted.rmt import other_epsilon
 
-__all__ = ["CASES"]
-
 MODEL = Small(family("deepvit"), "plain")
 
 

@@ -20,8 +20,6 @@ from gmmvit_deploy.models.specs import ModelSpec
 from tests.conftest import MANIFEST
 from tests.models.families.small_models import Small
 
-__all__ = ["GraphCopy", "Other", "Planted"]
-
 
 @dataclass(frozen=True)
 class Other(Small):

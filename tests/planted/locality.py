@@ -14,8 +14,6 @@ from gmmvit_deploy.models.scores.scales import LearnedTemperature
 from tests.models.families.small_models import Small
 from tests.planted.graph import GraphCopy, Planted
 
-__all__ = ["CASES", "channel_first", "diagonal_not_masked", "family", "other_temperature", "shifts_of_one_pixel"]
-
 Temperatures = Callable[[np.ndarray, float], np.ndarray]
 """(temperatures of the heads, d^(−1/2)) → other temperatures."""
 

@@ -11,8 +11,6 @@ from tests.models.families.small_models import Small
 from tests.planted.graph import GraphCopy, Planted
 from tests.planted.locality import family
 
-__all__ = ["CASES"]
-
 _WEIGHTS = r".*\.weights"
 
 

@@ -12,8 +12,6 @@ import numpy as np
 import onnx
 from onnx import helper
 
-__all__ = ["FAULTS", "Constants", "Fault"]
-
 Constants = dict[str, np.ndarray]
 Fault = Callable[[Constants, onnx.GraphProto], None]
 

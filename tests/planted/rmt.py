@@ -17,8 +17,6 @@ from tests.models.families.small_models import Small
 from tests.planted.graph import GraphCopy, Other, Planted
 from tests.planted.locality import family
 
-__all__ = ["CASES", "other_epsilon"]
-
 _RMT = family("rmt")
 
 

@@ -21,8 +21,6 @@ from tests.planted.locality import (
     other_temperature,
 )
 
-__all__ = ["CASES"]
-
 REATTENTION = Small(family("vit_pytorch"), "plain")
 SMALL_DATA = "vp_spt_lsa"
 

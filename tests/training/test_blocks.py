@@ -127,7 +127,7 @@ PARTS = {
     "erasing": 0.0,
     "weight_decay": 0.0,
     "rate": 2e-3,
-    "least_rate": 1e-4,
+    "min_rate": 1e-4,
     "repetition": "none",
     "drop_path": 0.0,
     "clip": 1e-3,

@@ -1,16 +1,28 @@
-"""Folding pass that removes masks without influence on the logits."""
+"""Folding pass that removes the masks without influence on the logits, whatever the weights of the network are.
+
+    every entry M[i,j] that influences the logits is exactly 1   →   M ∘ S and S give the same logits
+    every entry D[i,j] of a decay that influences the logits is exactly 0   →   S + D and S give the same logits
+
+If the head reads only the class token, the network reads only row 0 of the softmax weights of the last attention. Row 0
+of the mask contains only ones, so the mask does not change what the network reads. The same holds for the row of a
+distillation token.
+"""
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Iterator
+
 import torch
+from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.layers.dead_masks import can_be_dead, dead_masks
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
+from gmmvit_deploy.models.scores.biases import PrefixBias
+from gmmvit_deploy.models.scores.step import Step
 from gmmvit_deploy.models.specs import input_shape
-
-__all__ = ["drop_dead_masks"]
 
 _IMAGES = 2
 
@@ -19,12 +31,9 @@ _IMAGES = 2
 def drop_dead_masks(model: Model) -> tuple[str, ...]:
     """Remove each mask that has no influence on the logits: M ∘ S  →  S, and each decay D: S + D  →  S.
 
-    In a network with a class token, `dead_masks` reports the mask of the last attention. After this attention, the
-    network reads only the class token, and the mask multiplies the scores in the class token's row by exactly 1.
     Requires: evaluation mode; folded masks; a scale that is not merged into the mask yet, because M · d^(−1/2) has no
     entries of exactly 1.
-    Unchanged: all masks, if the model has logits that are not finite on random images, because the pass cannot compare
-    such logits.
+    Unchanged: all masks, if the logits of random images are not finite, because they cannot be compared.
     Ensures: the logits of random images are the same before and after the pass, bit for bit.
     Errors: FoldError when a requirement or the end state does not hold.
     """
@@ -35,7 +44,8 @@ def drop_dead_masks(model: Model) -> tuple[str, ...]:
     dead = dead_masks(model)
     if not dead:
         return ()
-    images = _random_images(model)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(_IMAGES, *input_shape(model.spec), generator=generator).to(next(model.parameters()))
     before = model(images)
     if not bool(before.isfinite().all()):
         return ()
@@ -55,7 +65,122 @@ def drop_dead_masks(model: Model) -> tuple[str, ...]:
     return tuple(layer for layer, _ in dead)
 
 
-def _random_images(model: Model) -> torch.Tensor:
-    like = next(model.parameters())
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(_IMAGES, *input_shape(model.spec), generator=generator).to(like)
+@torch.no_grad()
+def dead_masks(model: Model) -> tuple[tuple[str, str], ...]:
+    """Return (name of the attention, name of the step) for each mask without influence on the logits.
+
+    The result depends on the architecture, and on which entries of the masks are exactly 1, but not on other trained
+    values. The function copies the model in float64, fills the copy with random weights, and runs random images. A mask
+    is dead if
+
+    - new random values in place of all entries ≠ 1 leave the logits unchanged, bit for bit; and
+    - new random values in place of all entries = 1 change the logits. If the logits stay unchanged, the random network
+      does not read the attention, for example because softmax saturates, and the mask counts as live.
+
+    The random values of the entries are independent, so the changes of several entries do not cancel in the logits.
+    The masks are examined from the last to the first, up to the first live mask: the outputs of earlier attentions are
+    inputs of its attention. A mask without entries of exactly 1, or only with such entries, counts as live without a
+    forward pass; with prefix tokens, a model needs about 4 forward passes. (The gradient of every entry would give the
+    same result, but autograd would store the attention weights of all layers.)
+    If the logits of the random network are not finite, the result is empty.
+    """
+    candidates = [
+        (layer, name)
+        for layer, scores in attention_scores(model)
+        for name, step in scores.steps()
+        if can_be_dead(step) and _has_neutral_and_other_entries(step)
+    ]
+    if not candidates:
+        return ()
+    generator = torch.Generator().manual_seed(0)
+    network = copy.deepcopy(model).cpu().double().eval()
+    _fill_with_random_values(network, generator)
+    applied: list[_RandomMask] = []
+    names: dict[_RandomMask, tuple[str, str]] = {}
+    for layer, scores in attention_scores(network):
+        for name, step in list(scores.steps()):
+            if (layer, name) in candidates:
+                mask = _RandomMask(step, generator, applied)
+                scores.put(name, mask)
+                names[mask] = (layer, name)
+    images = torch.randn(_IMAGES, *input_shape(model.spec), dtype=torch.float64, generator=generator)
+    return tuple(names[mask] for mask in reversed(list(_dead(network, images, applied))))
+
+
+def can_be_dead(step: Step) -> bool:
+    """Return whether a step is a mask, or a decay that leaves prefix tokens without a bias."""
+    return step.role == "mask" or isinstance(step, PrefixBias)
+
+
+def _neutral(step: Step) -> float:
+    """Return the entry that does not change the scores: 1 for a step that multiplies, 0 for a step that adds."""
+    return 0.0 if step.operation == "add" else 1.0
+
+
+def _has_neutral_and_other_entries(step: Step) -> bool:
+    neutral = step.matrix() == _neutral(step)
+    return bool(neutral.any()) and not bool(neutral.all())
+
+
+class _RandomMask(Step):
+    """A mask with random values in place of all entries ≠ 1 of a trained mask, or of all entries ≠ 0 of a decay.
+
+    applied: a list that the mask adds itself to in each forward pass, so that the list has the order of the masks.
+    """
+
+    role = "mask"
+
+    def __init__(self, trained: Step, generator: torch.Generator, applied: list[_RandomMask]) -> None:
+        super().__init__()
+        self.operation, self.scales_query = trained.operation, trained.scales_query
+        self.generator, self.applied = generator, applied
+        neutral = _neutral(trained)
+        self.neutral = trained.matrix() == neutral
+        self.values = torch.where(self.neutral, neutral, self._random())
+
+    def _random(self) -> Tensor:
+        return 1 + 0.5 * torch.randn(self.neutral.shape, dtype=torch.float64, generator=self.generator)
+
+    def redraw(self, *, neutral: bool) -> None:
+        """Draw new random values in place of the neutral entries, or in place of all other entries."""
+        self.values = torch.where(self.neutral == neutral, self._random(), self.values)
+
+    def matrix(self) -> Tensor:
+        self.applied.append(self)
+        return self.values
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores + self.matrix() if self.operation == "add" else self.matrix() * scores
+
+
+def _dead(network: Model, images: Tensor, applied: list[_RandomMask]) -> Iterator[_RandomMask]:
+    """Yield the dead masks, from the last to the first, up to the first live mask."""
+    logits = network(images)
+    if not bool(logits.isfinite().all()):
+        return
+    last_first = list(dict.fromkeys(reversed(applied)))
+    for mask in last_first:
+        mask.redraw(neutral=False)
+        if not network(images).equal(logits):
+            return
+        kept = mask.values
+        mask.redraw(neutral=True)
+        if network(images).equal(logits):
+            return
+        mask.values = kept
+        yield mask
+
+
+def _fill_with_random_values(network: nn.Module, generator: torch.Generator) -> None:
+    """Replace all weights, so that activations keep a variance of about 1 and softmax does not saturate.
+
+    A weight with n inputs gets a standard deviation of 1/√n, and a vector gets a standard deviation of 1.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            module.reset_running_stats()  # training changes these statistics, which are buffers
+    for parameter in network.parameters():
+        if parameter.is_floating_point():
+            inputs = math.prod(parameter.shape[1:])
+            random = torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
+            parameter.copy_(random / math.sqrt(max(inputs, 1)))

@@ -1,14 +1,12 @@
 """Fold a trained model: replace every computation that does not depend on the input by constants.
 
-    P = after(softmax(before(Q Kᵀ))) V
-
-In the folded model, the matrix of every step before and after softmax is a constant.
+P = after(softmax(before(Q Kᵀ))) V
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.folding.dead_masks import drop_dead_masks
-from gmmvit_deploy.models.folding.head_padding import pad_heads
+from gmmvit_deploy.models.folding.engine_forms import pad_heads, separate_projections
 from gmmvit_deploy.models.folding.last_block import narrow_last_block
 from gmmvit_deploy.models.folding.passes import (
     FoldingPass,
@@ -28,7 +26,6 @@ from gmmvit_deploy.models.folding.passes import (
     merge_scale_into_mixing,
     require_constant_steps,
 )
-from gmmvit_deploy.models.folding.projections import separate_projections
 from gmmvit_deploy.models.folding.query_scales import merge_temperature_into_query
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
@@ -44,7 +41,6 @@ __all__ = [
     "fold",
     "fold_for_engines",
     "folding_passes",
-    "recorded_passes",
 ]
 
 SCORE_PASSES: tuple[FoldingPass, ...] = (
@@ -66,22 +62,9 @@ def folding_passes(spec: ModelSpec) -> tuple[FoldingPass, ...]:
     return (*SCORE_PASSES, *family_of(spec).network().folding_passes, narrow_last_block)
 
 
-def recorded_passes(spec: ModelSpec, recorded: Collection[str]) -> tuple[FoldingPass, ...]:
-    """Return the folding passes that fold the weights of a bundle to the constants of the bundle's graph.
-
-    recorded: the names of the passes that changed the model when the graph was exported.
-    A graph that was exported before `drop_dead_masks` existed contains the dead masks. The result leaves
-    `drop_dead_masks` out for such a graph, and for every graph without dead masks, where the pass changes nothing.
-    """
-    return tuple(
-        run for run in folding_passes(spec) if run is not drop_dead_masks or drop_dead_masks.__name__ in recorded
-    )
-
-
 def engine_passes(spec: ModelSpec, *, padded: bool = True, quantized: bool = False) -> tuple[FoldingPass, ...]:
     """Return the passes that make a folded model fit the fused attention kernels of GPU engines.
 
-    CPUs do not need these passes.
     padded: also pad head dims for which fused kernels need copies or do not exist.
     quantized: also split the stacked projections of Q, K and V, for int8 and fp8.
     """
@@ -97,7 +80,7 @@ class FoldedConstant:
     """The constant that folding stored for a step of an attention.
 
     layer: the name of the attention.  step: the name of the step, such as ``before.mask``.
-    role: the role of the step in the precision policy.  trained: the matrix of the trained step.
+    trained: the matrix of the trained step.
     constant: the matrix in the folded model. If the scale d^(−1/2) was merged into a mask M, this matrix is
     M · d^(−1/2).
     """
@@ -113,7 +96,6 @@ class FoldedConstant:
 class FoldedModel:
     """A folded model.
 
-    model: the folded module, which shares no weights with the trained model, or is the trained model folded in place.
     passes: name of a pass → names of the modules or parameters that the pass changed.
     constants: the constants of all remaining steps, in the order in which the model applies the steps.
     """
@@ -132,18 +114,16 @@ class FoldedModel:
 
 
 @torch.no_grad()
-def fold(model: Model, passes: Sequence[FoldingPass] | None = None, *, in_place: bool = False) -> FoldedModel:
+def fold(model: Model, *, in_place: bool = False) -> FoldedModel:
     """Run every folding pass on a copy of ``model``; ``model`` itself does not change.
 
-    passes: the passes to run; by default the result of `folding_passes`.
     in_place: True to fold ``model`` itself, without the memory of a copy.
-    If ``model`` is already folded, the result has an equal model, and ``passes`` has an empty tuple for every pass.
-    Errors: FoldError when the requirements of a pass do not hold, when a pass does not reach the end state that the
-    pass ensures, or when a step remains that no pass folds.
+    Errors: FoldError when the requirements or the end state of a pass do not hold, or when a step remains that no pass
+    folds.
     """
     trained = {key: step.matrix().detach().clone() for key, step in _steps(model).items()}
     folded = (model if in_place else copy.deepcopy(model)).requires_grad_(False)
-    changed = {run.__name__: run(folded) for run in (folding_passes(model.spec) if passes is None else passes)}
+    changed = {run.__name__: run(folded) for run in folding_passes(model.spec)}
     require_constant_steps(folded)
     return FoldedModel(
         model=folded,
@@ -165,9 +145,8 @@ def fold(model: Model, passes: Sequence[FoldingPass] | None = None, *, in_place:
 def fold_for_engines(folded: FoldedModel, passes: Sequence[FoldingPass] | None = None) -> FoldedModel:
     """Run the passes for GPU engines on a copy of a folded model.
 
-    passes: the passes to run; by default the result of `engine_passes`.
-    Errors: FoldError when the requirements of a pass do not hold, or when a pass does not reach the end state that the
-    pass ensures.
+    passes: by default `engine_passes`.
+    Errors: FoldError when the requirements or the end state of a pass do not hold.
     """
     model = copy.deepcopy(folded.model)
     passes = engine_passes(model.spec) if passes is None else passes
@@ -185,5 +164,4 @@ def fold_for_engines(folded: FoldedModel, passes: Sequence[FoldingPass] | None =
 
 
 def _steps(model: Model) -> dict[tuple[str, str], Step]:
-    """Return (name of the attention, name of the step) → step."""
     return {(layer, name): step for layer, scores in attention_scores(model) for name, step in scores.steps()}

@@ -12,8 +12,6 @@ from gmmvit_deploy.models.layers.blocks import PreNormBlock
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import with_role
 
-__all__ = ["narrow_last_block"]
-
 
 @torch.no_grad()
 def narrow_last_block(model: Model) -> tuple[str, ...]:
@@ -24,13 +22,10 @@ def narrow_last_block(model: Model) -> tuple[str, ...]:
 
     In the formulas, x is the sum of the block's input and the output of the attention, h = gelu(first linear layer of
     norm(x)), and W and b belong to the second linear layer of the mlp.
-    `Family.last_block` states whether the network reads the first token or the mean of the tokens. If the result of
-    `Family.last_block` is None, the pass leaves the block unchanged, for example because a norm between the block and
-    the mean does not commute with the mean.
-    In a network of d blocks with a class token, the pass saves about 1/d of the work of all mlps. In a network that
-    reads the mean, the pass saves about 1/d of the work of the second linear layers of all mlps.
-    After this pass the block outputs a single token, which class-token pooling and mean pooling return unchanged.
-    Returns a tuple with the name of the block, or an empty tuple if the block did not change.
+    Unchanged: a network without `Family.last_block`, for example because a norm between the block and the mean does not
+    commute with the mean.
+    The block then outputs a single token, which class-token pooling and mean pooling return unchanged. Returns the name
+    of the block.
     Ensures: in float64 the new block outputs the first token, or the mean of the tokens, of the old block, up to
     rounding.
     Errors: FoldError when the outputs differ.

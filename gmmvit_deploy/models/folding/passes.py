@@ -1,9 +1,8 @@
 """Folding passes on attention scores: replace matrices that do not depend on the input by constants.
 
-A pass is a function ``(model) -> names of the changed attentions``. The docstring of a pass states the requirements of
-the pass, the change, and the end state that the pass ensures. A pass checks the end state before the pass returns. A
-second run of a pass changes nothing. In the formulas, S are the attention scores and d is the head dim. A step is an
-operation on the scores before or after softmax, and the matrix of the step determines the operation.
+A pass is a function ``(model) -> names of the changed attentions``. It raises FoldError when its requirements do not
+hold, and checks the end state that it ensures before it returns. A second run of a pass changes nothing. In the
+formulas, S are the attention scores and d is the head dim.
 """
 
 from __future__ import annotations
@@ -20,18 +19,6 @@ from gmmvit_deploy.models.scores.attention import AttentionScores, attention_sco
 from gmmvit_deploy.models.scores.step import Constant, Step
 from gmmvit_deploy.precision import Role
 
-__all__ = [
-    "FoldingPass",
-    "fold_biases",
-    "fold_masks",
-    "fold_scales",
-    "merge_biases",
-    "merge_scale",
-    "merge_scale_into",
-    "merge_scale_into_mixing",
-    "require_constant_steps",
-]
-
 FoldingPass = Callable[[Model], tuple[str, ...]]
 _Pair = tuple[tuple[str, Step], tuple[str, Step]]  # (name of the step, step), twice
 
@@ -45,7 +32,7 @@ def fold_scales(model: nn.Module) -> tuple[str, ...]:
 
     T = temperature, or T = exp(temperature)  →  the same T, stored as a constant
 
-    Requirements, end state and errors are the same as for `fold_masks`, with scales in place of masks.
+    Requirements and end state: as for `fold_masks`.
     """
     return _fold_role(model, "scale")
 
@@ -57,11 +44,9 @@ def fold_masks(model: nn.Module) -> tuple[str, ...]:
     M = Σ_k α_k · base ** (1/(σ_k²+ε)), or the closed form with token distances, or a trained matrix
       →  the same M, stored as a constant
 
-    Masks that leave the class token unmasked are folded in the same way.
     Requires: evaluation mode; a finite matrix; float32 or float64 tensors, because in half precision small entries of
     the base become zero before the power is computed.
     Ensures: every mask is a constant that equals the matrix of the trained step bit for bit; no mask has parameters.
-    Errors: FoldError when a requirement or the end state does not hold.
     """
     return _fold_role(model, "mask")
 
@@ -72,8 +57,7 @@ def fold_biases(model: nn.Module) -> tuple[str, ...]:
 
     B = table[index] + shift mask  →  the same B, stored as a constant
 
-    Requirements, end state and errors are the same as for `fold_masks`, with biases in place of masks. The only
-    difference: a bias may have entries −∞ if the step allows such entries.
+    Requirements and end state: as for `fold_masks`, but a bias may have entries −∞ if the step allows them.
     """
     return _fold_role(model, "score_bias")
 
@@ -86,8 +70,6 @@ def merge_biases(model: nn.Module) -> tuple[str, ...]:
     Requires: folded biases.
     Ensures: no bias directly follows a bias, and no row of a bias is −∞ in every entry, which would make the softmax of
     this row NaN.
-    Returns the names of the changed attentions.
-    Errors: FoldError when a bias is not folded yet, or when the end state does not hold.
     """
     changed = []
     for name, scores in attention_scores(model):
@@ -113,13 +95,12 @@ def merge_scale(model: nn.Module) -> tuple[str, ...]:
     Requires: scales and masks are folded.
     Unchanged: the scale of an attention without a mask, and a scale that is separated from the mask by another step.
     Ensures: no scale directly precedes a mask.
-    Errors: FoldError when the scale or the mask is not folded yet, or when a scale still precedes a mask.
     """
     changed = []
     for name, scores in attention_scores(model):
         if merge_scale_into("mask", name, scores):
             changed.append(name)
-    left = [name for name, scores in attention_scores(model) if _scale_before("mask", scores)]
+    left = [name for name, scores in attention_scores(model) if _adjacent(scores, "scale", "mask")]
     if left:
         raise FoldError(f"merge_scale left a separate scale before the mask in: {', '.join(left)}")
     return tuple(changed)
@@ -130,11 +111,9 @@ def merge_scale_into_mixing(model: nn.Module) -> tuple[str, ...]:
     """Merge each scale into the head mixing directly after the scale: W_preᵀ (S · d^(−1/2))  →  (d^(−1/2) · W_pre)ᵀ S.
 
     W_pre: the (heads, heads) matrix that mixes the heads before softmax.
-    If a mask is between the scale and the head mixing, `merge_scale` has merged the scale into the mask. The mask
-    cannot be merged into W_pre, because a mask multiplies each entry of the scores, but head mixing sums over heads.
+    Requires: the scale and the head mixing are folded; no scale directly precedes a mask (`merge_scale`).
     Unchanged: a scale that is separated from the head mixing by another step, such as a masked diagonal.
     Ensures: no scale directly precedes a head mixing.
-    Errors: FoldError when the scale or the head mixing is not folded yet, or when the scale directly precedes a mask.
     """
     changed = []
     for name, scores in attention_scores(model):
@@ -152,11 +131,10 @@ def merge_scale_into_mixing(model: nn.Module) -> tuple[str, ...]:
 def merge_scale_into(role: Role, name: str, scores: AttentionScores) -> bool:
     """Merge each scale of an attention into the next step, if the next step has the role ``role``.
 
-    name: the name of the attention, for messages.  Returns True if a scale was merged.
-    Errors: FoldError when the scale or the step of ``role`` is not folded yet.
+    Returns True if a scale was merged.  Errors: FoldError when the scale or the step of ``role`` is not folded yet.
     """
     merged = False
-    while pair := _scale_before(role, scores):
+    while pair := _adjacent(scores, "scale", role):
         (scale_name, scale), (next_name, following) = pair
         if not scale.is_constant or not following.is_constant:
             what = _WORDS.get(role, role)
@@ -169,13 +147,7 @@ def merge_scale_into(role: Role, name: str, scores: AttentionScores) -> bool:
     return merged
 
 
-def _scale_before(role: Role, scores: AttentionScores) -> _Pair | None:
-    """Return a scale and the step of ``role`` directly after it, or None without such a pair."""
-    return _adjacent(scores, "scale", role)
-
-
 def _adjacent(scores: AttentionScores, first_role: Role, second_role: Role) -> _Pair | None:
-    """Return two steps before softmax with these roles, the second directly after the first, or None."""
     for first, second in pairwise(scores.steps_before()):
         if first[1].role == first_role and second[1].role == second_role:
             return first, second
@@ -183,10 +155,7 @@ def _adjacent(scores: AttentionScores, first_role: Role, second_role: Role) -> _
 
 
 def require_constant_steps(model: nn.Module) -> None:
-    """Check that every step is a constant.
-
-    Errors: FoldError when a step is not a constant; the message lists every such step.
-    """
+    """Errors: FoldError that lists every step that is not a constant."""
     left = [
         f"{name}.scores.{step_name} ({step.role})"
         for name, scores in attention_scores(model)
@@ -198,11 +167,7 @@ def require_constant_steps(model: nn.Module) -> None:
 
 
 def _fold_role(model: nn.Module, role: Role) -> tuple[str, ...]:
-    """Replace every step of ``role`` by a constant that equals the ``matrix()`` of the step bit for bit.
-
-    Returns the names of the changed attentions.
-    Errors: FoldError when a step cannot be folded, when a constant differs from the matrix, or when a step remains.
-    """
+    """Replace every step of ``role`` by a constant that equals the ``matrix()`` of the step bit for bit."""
     changed = []
     for name, scores in attention_scores(model):
         trained = [

@@ -10,8 +10,6 @@ from gmmvit_deploy.models.layers.attention import query_rows
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
 from gmmvit_deploy.models.scores.step import Constant, Step
 
-__all__ = ["merge_temperature_into_query"]
-
 _TOKENS = 3
 
 
@@ -21,14 +19,12 @@ def merge_temperature_into_query(model: nn.Module) -> tuple[str, ...]:
 
     t[h] · (W[h] x + b[h]) Kᵀ  →  (t[h]·W[h] x + t[h]·b[h]) Kᵀ, with W[h] and b[h] the rows of head h
 
-    The graph then multiplies no scores by a temperature.
     Requires: folded scales.
     Unchanged: the scale d^(−1/2), which is the same for all heads; a temperature behind another step; and an attention
     whose Q projection is not a linear layer.
     Ensures: no temperature is the first step of an attention with a linear Q projection, and in float64 the new Q
     projection gives the old Q times the temperatures, up to rounding.
     Returns the names of the changed attentions.
-    Errors: FoldError when a temperature is not folded yet, or when the end state does not hold.
     """
     changed = []
     for name, scores in attention_scores(model):
@@ -36,7 +32,8 @@ def merge_temperature_into_query(model: nn.Module) -> tuple[str, ...]:
         while rows is not None and (first := _first_temperature(name, scores)):
             step_name, step = first
             linear, count = rows
-            factors = _by_row(name, step.matrix(), count)
+            temperatures = step.matrix().flatten()
+            factors = temperatures.repeat_interleave(count // len(temperatures))
             before = _queries(linear, count)
             linear.weight[:count] *= factors[:, None]
             if linear.bias is not None:
@@ -49,24 +46,12 @@ def merge_temperature_into_query(model: nn.Module) -> tuple[str, ...]:
 
 
 def _first_temperature(name: str, scores: AttentionScores) -> tuple[str, Step] | None:
-    """Return the first step before softmax if this step is a learned temperature, or None.
-
-    Errors: FoldError when the temperature is not folded yet.
-    """
     steps = scores.steps_before()
     if not steps or steps[0][1].role != "scale":
         return None
     if not steps[0][1].is_constant:
         raise FoldError(f"{name}: the temperature must be a constant; run fold_scales first")
     return steps[0] if isinstance(steps[0][1], Constant) else None
-
-
-def _by_row(name: str, temperatures: Tensor, rows: int) -> Tensor:
-    """Return the temperature of each row of the Q projection.  temperatures: (H, 1, 1), or a scalar."""
-    factors = temperatures.flatten()
-    if rows % len(factors):
-        raise FoldError(f"{name}: {rows} rows of Q are not a multiple of {len(factors)} temperatures")
-    return factors.repeat_interleave(rows // len(factors))
 
 
 def _queries(linear: nn.Linear, rows: int) -> Tensor:

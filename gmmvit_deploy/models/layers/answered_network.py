@@ -3,8 +3,7 @@
     logits = network(images)        network: the module that the other package builds
 
 In every attention of the network that calls PyTorch's fused attention function, an `AnsweredAttention` computes the
-result in place of this function. The scale, the mask and the bias are then separate modules, so that folding can
-replace these modules by constants.
+result in place of this function. The scale, the mask and the bias are then modules that folding can replace.
 """
 
 from __future__ import annotations
@@ -28,13 +27,10 @@ from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Step
 from gmmvit_deploy.models.specs import ModelSpec, input_shape
 
-__all__ = ["ATTENTION", "MASK", "AnsweredNetwork", "answered_blocks", "require_equal_logits"]
-
 ATTENTION = "attention"
-"""The name of the submodule that replaces the fused attention function in an attention without a mask."""
+"""The submodule that replaces the fused attention function in an attention without a mask."""
 MASK = "mask"
-"""The name of the submodule that replaces the fused attention function in an attention with a mask.  The submodule
-holds the tensors of the mask, and has the name that `gmmvit_deploy.timm.add_masks` gives to the submodule."""
+"""The submodule that does so in an attention with a mask, named as `gmmvit_deploy.timm.add_masks` names it."""
 _ROUNDING = 1e-9
 """Largest difference of the float64 logits, relative to the largest logit.  A wrong epsilon of a norm changes them by
 1e-5."""
@@ -69,13 +65,12 @@ class AnsweredNetwork(Model):
 
     @property
     def title(self) -> str:
-        """The package and the architecture, for messages."""
         return f"{self.package} model {self.spec.description}"
 
     def answer_calls(self, masked: Mapping[str, Placement] | None = None) -> None:
         """Replace the fused attention function in each module that calls the function once in a forward pass.
 
-        Every other call stays as it is: the exporter decomposes the function.
+        The exporter decomposes every other call.
         masked: path of an attention → the grid of its tokens, for the attentions with the mask of the spec.
         Errors: SpecError when a call masks the future, when heads of Q share K and V, or when the network does not take
         images of the spec.
@@ -91,11 +86,7 @@ class AnsweredNetwork(Model):
             answer_fused_call(attention, ATTENTION, answer)
 
     def _answerable_calls(self) -> list[FusedCall]:
-        """Return the calls by modules that call the fused attention function once.
-
-        If the network cannot run on tensors without data, for example because it reads values of tensors, the list is
-        empty; export then names the reason if the network cannot be exported either.
-        """
+        """Return the calls by modules that make one call; none if the network cannot run on tensors without data."""
         try:
             # The network may keep tensors that its first run makes; under torch.device("meta") they would have no data.
             with torch.device("cpu"):
@@ -111,7 +102,7 @@ class AnsweredNetwork(Model):
 
     @torch.no_grad()
     def _require_run(self) -> None:
-        """Run the network on an image.  Errors: SpecError when the run fails.  A network without data does not run."""
+        """Errors: SpecError when the network does not take an image."""
         if any(parameter.is_meta for parameter in self.network.parameters()):
             return
         try:
@@ -140,10 +131,7 @@ class AnsweredNetwork(Model):
 
 
 def answered_blocks(model: AnsweredNetwork) -> tuple[str, ...]:
-    """Return the names of the modules with an attention whose fused attention call is answered.
-
-    The order of the names is that of registration, in general the order of execution.
-    """
+    """Return the names of the blocks, the modules that hold an answered attention, in the order of registration."""
     names: list[str] = []
     for path, module in model.named_modules():
         if isinstance(module, AnsweredAttention):
@@ -155,11 +143,9 @@ def answered_blocks(model: AnsweredNetwork) -> tuple[str, ...]:
 
 @torch.no_grad()
 def require_equal_logits(model: AnsweredNetwork, *, hint: str) -> None:
-    """Check the logits of two random images.
+    """Check the shape of the logits (or features) of two random images, and, for a model without masks and heads of
+    ours, that the float64 logits equal those of the unchanged network of the package with the same weights.
 
-    The shape must be (images, classes), or (images, D) for the features of a network without classifier. For a model
-    without masks and heads of ours, the float64 logits must equal those of the unchanged network that the
-    package builds, filled with the same weights.
     hint: what to do if the shape is another.
     Errors: SpecError when the shape or the logits differ.
     """

@@ -2,9 +2,8 @@
 
     P = after(softmax(before(Q Kᵀ))) V
 
-`AttentionScores` computes softmax and the steps before and after softmax. The steps are trained, or folded (replaced by
-constants). The attention module of a family contains an `AttentionScores`, unless the attention has no Q Kᵀ: the module
-of such an attention computes its softmax itself, and declares the roles of its operators.
+The attention module of a family contains an `AttentionScores`, unless the attention has no Q Kᵀ: the module of such an
+attention computes its softmax itself, and declares the roles of its operators.
 """
 
 from __future__ import annotations
@@ -18,19 +17,6 @@ from torch import Tensor, nn
 from gmmvit_deploy.models.layers.roles import with_role, with_role_of
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
 from gmmvit_deploy.precision import Role
-
-__all__ = [
-    "MaskedAttention",
-    "SeparateProjections",
-    "attention_names",
-    "attentions_without_scores",
-    "heads_of",
-    "masked_attentions",
-    "memories",
-    "projected",
-    "query_rows",
-    "stacked_projection",
-]
 
 
 def heads_of(x: Float[Tensor, "*batch n inner"], heads: int) -> Float[Tensor, "*batch heads n d"]:
@@ -64,10 +50,9 @@ def projected(projection: nn.Module, x: Float[Tensor, "*batch n dim"], parts: in
 
 
 def stacked_projection(module: nn.Module) -> tuple[str, int] | None:
-    """Return (name of the attribute, number of parts) for the stacked projection of a module, or None.
+    """Return (name of the attribute, number of parts) for the linear layer that computes Q, K and V, or K and V.
 
-    A stacked projection is a single linear layer that computes Q, K and V, or K and V. The class of a module with a
-    stacked projection declares for example ``stacked_projection = ("qkv", 3)``, and applies the layer with `projected`.
+    None for a module whose class declares no ``stacked_projection``; such a class applies the layer with `projected`.
     """
     declared: tuple[str, int] | None = getattr(type(module), "stacked_projection", None)
     return declared
@@ -76,8 +61,7 @@ def stacked_projection(module: nn.Module) -> tuple[str, int] | None:
 def query_rows(module: nn.Module) -> tuple[nn.Linear, int] | None:
     """Return (linear layer, number of rows) for the rows that compute Q: the first rows of the layer, head by head.
 
-    The layer is the stacked projection of Q, K and V, or the layer ``query`` of a module that projects Q separately.
-    Returns None for any other module.
+    The layer is the stacked projection, or ``query`` of a module that projects Q separately; else the result is None.
     """
     query = getattr(module, "query", None)
     if isinstance(query, nn.Linear):
@@ -92,10 +76,7 @@ def query_rows(module: nn.Module) -> tuple[nn.Linear, int] | None:
 class MaskedAttention(nn.Module):
     """Self-attention whose scores go through steps before and after softmax.
 
-    A linear layer computes Q, K and V, stacked in this order; each has H heads of head dim d. In Swin this linear layer
-    has a bias, and the input has an additional batch dimension for the windows.
-
-    scores: softmax and the steps before and after softmax.
+    In Swin, ``qkv`` has a bias, and the input has an additional batch dimension for the windows.
     projects_output: False if the attention has no output projection.
     windows: the number of windows that Swin's engine pass turned into heads; None if windows are no heads.
     """
@@ -144,8 +125,7 @@ def masked_attentions(model: nn.Module) -> Iterator[tuple[str, MaskedAttention]]
 def attentions_without_scores(model: nn.Module) -> tuple[str, ...]:
     """Return the name of each module that declares a softmax but contains no `AttentionScores`.
 
-    Such a module is an attention without Q Kᵀ, such as external attention. The modules of other packages declare no
-    roles, and are never in the result.
+    Such a module is an attention without Q Kᵀ, such as external attention.
     """
     with_scores = {name for name, _ in attention_scores(model)}
     return tuple(
@@ -156,10 +136,9 @@ def attentions_without_scores(model: nn.Module) -> tuple[str, ...]:
 
 
 def memories(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Yield (name, layer) of each memory: a trained linear layer that an attention without Q Kᵀ has in place of keys or
-    values.
+    """Yield (name, layer) of each memory: a linear layer in place of keys or values, for an attention without Q Kᵀ.
 
-    The class of such an attention declares the names of the layers, for example ``memories = ("to_slots",)``.
+    The class of the attention declares the names of the layers, for example ``memories = ("to_slots",)``.
     """
     for name, module in model.named_modules():
         for layer in getattr(type(module), "memories", ()):

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.precision import Role
 
-__all__ = ["BATCH_NORM_EPS", "BatchNorm"]
-
 BATCH_NORM_EPS = 1e-5
 
 

@@ -16,8 +16,6 @@ from torch import Tensor
 from gmmvit_deploy.errors import InputError, MissingDependencyError
 from gmmvit_deploy.models.layers.positions import Grid
 
-__all__ = ["resample_bias_table"]
-
 _CLASS_TOKEN_ROWS = 3  # BEiT: class token to patch, patch to class token, class token to itself
 
 

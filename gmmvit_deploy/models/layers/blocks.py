@@ -16,17 +16,6 @@ from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.precision import Role
 
-__all__ = [
-    "LAYER_NORM_EPS",
-    "Block",
-    "Mlp",
-    "PatchEmbedding",
-    "PreNormBlock",
-    "flat_patches",
-    "layer_norm",
-    "linear_filters",
-]
-
 LAYER_NORM_EPS = 1e-5
 
 
@@ -50,8 +39,7 @@ def linear_filters(weight: Float[Tensor, "dim values"], side: int) -> Float[Tens
 class PatchEmbedding(nn.Module):
     """Apply a linear layer to each p×p patch, flattened in the order (row, column, channel).
 
-    view_count: the number of images whose patches the layer reads together: 1, or more with shifted copies of the
-    image.
+    view_count: the number of images whose patches the layer reads together: 1, or more with shifted copies.
     """
 
     view_count: ClassVar[int] = 1
@@ -83,11 +71,7 @@ class Mlp(nn.Sequential):
         )
 
     def mean_over_tokens(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch 1 dim"]:
-        """Return the mean of the outputs over the tokens.
-
-        The second linear layer commutes with the mean. The layer therefore runs after the mean, on a single
-        row per image.
-        """
+        """Return the mean of the outputs over the tokens: the second layer, which commutes with it, runs on it."""
         first, gelu, second = self
         mean: Tensor = second(gelu(first(x)).mean(dim=1, keepdim=True))
         return mean
@@ -96,7 +80,6 @@ class Mlp(nn.Sequential):
 class PreNormBlock(nn.Module):
     """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    attention: a module that maps (B, n, dim) to (B, n, dim).
     gives: the output of the block: ``tokens`` for all tokens, ``first`` for only the first token, ``mean`` for the mean
     of the tokens. Only `folding.last_block` sets ``first`` or ``mean``.
     """

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.models.layers.blocks import PatchEmbedding
@@ -21,8 +22,6 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import layer_role
 from gmmvit_deploy.models.layers.shifted_patches import ShiftedPatches
 from gmmvit_deploy.models.layers.unfolding import unfolded_filters
-
-__all__ = ["PatchFilters", "PositionEmbeddings", "patch_filters", "position_embeddings"]
 
 _NAMES = frozenset({"position_embedding", "positions", "pos_embed", "pos_embedding"})
 _PREFIXES = (0, 1, 2)  # a class token, a class and a distillation token; a network of timm states its number
@@ -33,8 +32,7 @@ class PatchFilters:
     """The filters of a patch embedding.
 
     name: the name of the layer.  views: V, the number of images that the layer reads together: 1, or 5 with SPT.
-    filters: (D, V · c, rows, columns), for D features and images of c channels; the channels of a view follow the
-    channels of the view before it.
+    filters: (D, V · c, rows, columns), view after view.
     """
 
     name: str
@@ -82,11 +80,8 @@ def patch_filters(model: Model) -> PatchFilters | None:
 
 
 def position_embeddings(model: Model) -> Iterator[PositionEmbeddings]:
-    """Yield the position embeddings, recognised by the usual names of such parameters and buffers.
-
-    Position embeddings that the network computes from its sizes, such as sinusoids, are buffers outside of the state
-    dict. Tensors whose tokens are no prefix tokens and a grid of patches are left out.
-    """
+    """Yield the position embeddings of prefix tokens and a grid, recognised by the common names of such tensors."""
+    # Those that the network computes from its sizes, such as sinusoids, are buffers outside of the state dict.
     stored = model.state_dict()
     for name, tensor in (stored | dict(model.named_buffers())).items():
         if name.rpartition(".")[2] in _NAMES and tensor.dim() == 3 and tensor.shape[0] == 1:
@@ -112,3 +107,29 @@ def _place(model: Model, tokens: int) -> tuple[tuple[int, int], int] | None:
         if side > 0 and side**2 + prefix == tokens:
             return (side, side), prefix
     return None
+
+
+@torch.no_grad()
+def flatten_channel_first(model: nn.Module) -> bool:
+    """Make a model compute what the same weights give on patches that are flattened as (channel, row, column).
+
+    The linear layers of this package read patches in the order (row, column, channel), as vit-pytorch and the code of
+    SPT and LSA do. A convolution has the other order, so copies of these networks often confuse the two.
+    Returns True if the model changed.
+    """
+    changed = False
+    for module in model.modules():
+        if isinstance(module, PatchEmbedding):
+            side, norm = module.patch_size, getattr(module, "patch_norm", None)
+        elif isinstance(module, ShiftedPatches):
+            side, norm = module.side, module.norm
+        else:
+            continue
+        values = module.project.in_features
+        if side == 1 or values == side**2:
+            continue
+        order = torch.arange(values).reshape(-1, side, side).permute(1, 2, 0).flatten()
+        for tensor in (module.project.weight, *(() if norm is None else (norm.weight, norm.bias))):
+            tensor.copy_(tensor[..., order].clone())
+        changed = True
+    return changed

@@ -2,25 +2,21 @@
 
     F.scaled_dot_product_attention(Q, K, V, attn_mask)   →   softmax(before(Q Kᵀ) + attn_mask) V
 
-Most attention modules of timm and of hand-written networks call this function. `answer_fused_call` makes such a module
-call a submodule in place of the function; in this package, the submodule *answers* the call. The code of the attention
-module does not change, so `answer_fused_call` works for every class. `fused_calls` runs a network once, and lists the
-attention modules with the shapes of their calls.
-
-The calls inside ``torch.nn.MultiheadAttention`` cannot be answered, because another function of PyTorch makes these
-calls.
+`answer_fused_call` makes an attention module call a submodule in place of the function: the submodule *answers* the
+call. The code of the module does not change, so this works for the attentions of timm and of hand-written networks, but
+not inside ``torch.nn.MultiheadAttention``, where another function of PyTorch makes the call. `dry_run` lists the calls
+of a network.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the usual name
+import torch.nn.functional as F  # noqa: N812 - its common name
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -30,19 +26,9 @@ from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.biases import PassedBias
 from gmmvit_deploy.precision import Role
 
-__all__ = [
-    "DRY_IMAGES",
-    "AnsweredAttention",
-    "FusedCall",
-    "answer_fused_call",
-    "answered_forward",
-    "fused_calls",
-    "use_fused_calls",
-]
-
 Answer = Callable[..., Tensor]
 DRY_IMAGES = 2
-"""The batch size of the dry run in `fused_calls`."""
+"""The batch size of a `dry_run`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +56,6 @@ class FusedCall:
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """The arguments of a call, with the defaults of PyTorch."""
-
     query: Tensor
     key: Tensor
     value: Tensor
@@ -82,7 +66,6 @@ class _Arguments:
     enable_gqa: bool = False
 
     def require_supported(self, where: str) -> None:
-        """Errors: SpecError when the call masks the future, or when heads of Q share K and V."""
         if self.is_causal or self.enable_gqa:
             option = "is_causal" if self.is_causal else "enable_gqa"
             raise SpecError(f"{where} calls F.scaled_dot_product_attention with {option}=True, which is not supported")
@@ -105,9 +88,9 @@ class _Answering(TorchFunctionMode):
 class AnsweredAttention(nn.Module):
     """Compute after(softmax(before(Q Kᵀ))) V for a call of the fused attention function.
 
-    scores: softmax and the steps before and after softmax; a step `PassedBias` adds the call's ``attn_mask``.
-    windows: the number of windows in an image if ``attn_mask`` differs between the windows, else None. The first
-    dimension of Q then holds the windows of all images: window w of image b has the index b · windows + w.
+    scores: a step `PassedBias` adds the call's ``attn_mask``.
+    windows: the number of windows in an image if ``attn_mask`` differs between them, else None. Window w of image b has
+    the index b · windows + w in the first dimension of Q.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product"}
@@ -139,11 +122,10 @@ class AnsweredAttention(nn.Module):
 def answer_fused_call(attention: nn.Module, name: str, answer: nn.Module) -> None:
     """Make ``attention`` call ``answer`` in place of the fused attention function.
 
-    attention: a module whose forward calls the function exactly once.
+    attention: a module whose forward calls the function exactly once. It can still be copied, trained, compiled and
+    pickled, and ``isinstance`` still returns True.
     name: the name under which ``answer`` becomes a submodule of ``attention``.
     answer: a module with the signature of `AnsweredAttention.forward`.
-    ``attention`` gets a subclass of its class as its new class, so ``isinstance`` still returns True. The module can be
-    copied with ``copy.deepcopy``, trained, compiled and pickled.
     """
     attention.add_module(name, answer)
     replace_methods(attention, answered_forward, name)
@@ -177,30 +159,81 @@ def answered_forward(original: type, name: str) -> dict[str, Any]:
 
 
 def use_fused_calls(network: nn.Module) -> None:
-    """Make every attention module of timm in ``network`` call the fused attention function.
-
-    timm reads the attribute ``fused_attn`` of the module in each forward pass.
-    """
+    """Make every attention module of timm in ``network`` call the fused attention function."""
     for module in network.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = True  # type: ignore[assignment]  # nn.Module types every attribute as tensor or module
 
 
-@torch.no_grad()
 def fused_calls(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[FusedCall, ...]:
-    """Return the calls of the fused attention function in a dry run of ``network`` on two images, in order.
+    """Return the calls of the fused attention function in a `dry_run`, in order."""
+    return tuple(dry_run(network, image_shape).calls)
 
-    A dry run is a forward pass on PyTorch's meta device, which computes the shapes of tensors and no values.
-    image_shape: (channels, height, width).  The dry run uses a copy of ``network``, so ``network`` does not change.
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """The shapes of a forward pass, in the order of the pass.
+
+    calls: of the fused attention function.  inputs: path of a module → the shape of its first tensor.
+    maps: (height, width) of every feature map that a convolution or a pooling returned.
+    softmaxes: (path of the module, shape) of every softmax over the last dimension.
+    """
+
+    calls: list[FusedCall] = field(default_factory=list)
+    inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    maps: list[tuple[int, int]] = field(default_factory=list)
+    softmaxes: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+
+
+@torch.no_grad()
+def dry_run(network: nn.Module, image_shape: tuple[int, int, int]) -> DryRun:
+    """Run a copy of ``network`` on two images on PyTorch's meta device, which computes shapes and no values.
+
+    image_shape: (channels, height, width).
+    Errors: SpecError when an attention calls the fused attention function with ``is_causal`` or ``enable_gqa``.
     """
     shapes_only = copy.deepcopy(network).to("meta").eval()
-    calls: list[FusedCall] = []
-    with _tracked_modules(shapes_only) as running:
+    run = DryRun()
+    running: list[str] = []  # the paths of the modules that are running; the last path is the innermost module
+    for path, module in shapes_only.named_modules():
+        _track(module, path, running, run)
+    with _Noting(run, running, type(network).__name__):
+        shapes_only(torch.empty(DRY_IMAGES, *image_shape, device="meta"))
+    return run
 
-        def note(call: _Arguments) -> Tensor:
-            where = running[-1] if running else ""
-            call.require_supported(where or type(network).__name__)
-            calls.append(
+
+def _track(module: nn.Module, path: str, running: list[str], run: DryRun) -> None:
+    def enter(_module: nn.Module, args: Any) -> None:
+        running.append(path)
+        if args and isinstance(args[0], Tensor):
+            run.inputs[path] = tuple(args[0].shape)
+
+    def leave(module: nn.Module, _args: Any, out: Any) -> None:
+        running.pop()
+        pools = type(module).__module__ == nn.AvgPool2d.__module__
+        if isinstance(out, Tensor) and out.dim() == 4 and (isinstance(module, nn.Conv2d) or pools):
+            size = (out.shape[2], out.shape[3])
+            if size not in run.maps:
+                run.maps.append(size)
+
+    module.register_forward_pre_hook(enter)
+    module.register_forward_hook(leave)
+
+
+class _Noting(TorchFunctionMode):
+    """While this mode is active, note every attention and softmax."""
+
+    def __init__(self, run: DryRun, running: list[str], network: str) -> None:
+        super().__init__()
+        self.run, self.running, self.network = run, running, network
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        where = self.running[-1] if self.running else ""
+        if func is F.scaled_dot_product_attention:
+            call = _Arguments(*args, **kwargs)
+            call.require_supported(where or self.network)
+            self.run.calls.append(
                 FusedCall(
                     module=where,
                     query=tuple(call.query.shape),
@@ -210,28 +243,9 @@ def fused_calls(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[
                 )
             )
             return call.query.new_empty(*call.query.shape[:-1], call.value.shape[-1])
-
-        with _Answering(note):
-            shapes_only(torch.empty(DRY_IMAGES, *image_shape, device="meta"))
-    return tuple(calls)
-
-
-@contextmanager
-def _tracked_modules(network: nn.Module) -> Iterator[list[str]]:
-    """Yield the stack of the paths of the modules that are running; the last path is the innermost module."""
-    running: list[str] = []
-    handles = []
-    for path, module in network.named_modules():
-
-        def enter(_module: nn.Module, _args: Any, path: str = path) -> None:
-            running.append(path)
-
-        def leave(_module: nn.Module, _args: Any, _out: Any) -> None:
-            running.pop()
-
-        handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
-    try:
-        yield running
-    finally:
-        for handle in handles:
-            handle.remove()
+        out = func(*args, **kwargs)
+        if func in (F.softmax, torch.softmax, Tensor.softmax) and isinstance(out, Tensor):
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+            if dim in (-1, out.dim() - 1):
+                self.run.softmaxes.append((where, tuple(out.shape)))
+        return out

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["LARGEST_FUSED", "padded_head_dim"]
-
 LARGEST_FUSED = 256
 """The largest head dim with a fused kernel, measured in tensorrt-rtx 1.7.1: head dim 256 fuses, 264 does not."""
 _MULTIPLE, _SMALLEST = 8, 16

@@ -24,8 +24,6 @@ from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Add, Step
 from gmmvit_deploy.models.specs import MaskSpec
 
-__all__ = ["RELEASED_NAMES", "MaskedAttention"]
-
 RELEASED_NAMES: Mapping[str, str] = {
     "alpha": "alpha",
     "sigma": "sigma",
@@ -43,8 +41,7 @@ class MaskedAttention(AnsweredAttention):
     place: the grid of the attention's tokens.  spec: the mask; not ``plain``.
     bias: the step that adds the call's ``attn_mask``, or None if the call has no ``attn_mask``.
 
-    This module holds the tensors of the mask, in place of the step that computes the mask. The names of the tensors in
-    ``named_parameters`` and in the state dict are therefore short:
+    This module holds the tensors of the mask in place of the step, so their names in the state dict are short:
 
     alpha, sigma: (K, H, 1, 1), or (K, 1, 1, 1) if all heads share the mixture.
     mask: (1, 1, n, n), the stored base of a Gaussian mixture, with n = rows · columns; absent for the closed form.
@@ -69,7 +66,7 @@ class MaskedAttention(AnsweredAttention):
         self._take_tensors(step)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dropout: float = 0.0) -> Tensor:
-        """Return the attention's output, in the shape of Q.  The arguments are those of `AnsweredAttention.forward`.
+        """As `AnsweredAttention.forward`.
 
         Errors: SpecError when the number of tokens differs from the grid of the mask, or when the call has an
         ``attn_mask`` that no step adds.
@@ -97,9 +94,8 @@ class MaskedAttention(AnsweredAttention):
                 delattr(step, name)
                 self.register_buffer(RELEASED_NAMES[name], buffer)
                 taken.append(name)
-        step.__dict__["_holder"] = (
-            self,
-        )  # in a tuple, so that this module does not become a submodule of its own part
+        # In a tuple, so that this module does not become a submodule of its own part.
+        step.__dict__["_holder"] = (self,)
         replace_methods(step, borrowed_tensors, *taken)
 
 

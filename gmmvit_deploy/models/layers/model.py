@@ -15,8 +15,6 @@ from gmmvit_deploy.models.specs import ModelSpec, OutputName
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.token_grids import TokenGrids
 
-__all__ = ["Model"]
-
 
 class Model(nn.Module):
     """Abstract base class: each family derives its model class from `Model`.
@@ -27,8 +25,7 @@ class Model(nn.Module):
     spec: the spec that the model was built from.
     outputs: the outputs that `answers` returns and that export writes.
     returns_all: True if ``forward`` returns all outputs, as a tuple: only while the model is exported.
-    forward: images (B, c, S, S), normalised, float32 → the first of the outputs, for B images with c channels: logits
-    (B, C) for C classes, or features (B, D).
+    forward: images (B, c, S, S), normalised, float32 → the first of the outputs: logits (B, C), or features (B, D).
     """
 
     foreign: ClassVar[bool] = False
@@ -40,7 +37,7 @@ class Model(nn.Module):
     def logits_and_features(self, images: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return (logits, features).  Features (B, D) are the pooled tokens that the classifier head reads.
 
-        An output that the model does not have, or that is not in ``outputs``, can be None. A model that defines
+        An output that the model does not have, or that is not in ``outputs``, can be None. A model that overrides
         ``forward`` in place of this method has logits and no features.
         """
         if type(self).forward is Model.forward:
@@ -61,17 +58,11 @@ class Model(nn.Module):
         return answers if self.returns_all else answers[0]
 
     def oddities(self) -> Iterator[tuple[str, Oddity]]:
-        """Yield (name of a tensor or module, unusual property) for the audit of a checkpoint.
-
-        The steps on the attention scores report their own properties (`scores.step.Step.oddities`).
-        """
+        """Yield (name of a tensor or module, unusual property), beside those of the steps (`Step.oddities`)."""
         yield from ()
 
     def classifier_heads(self) -> Iterator[tuple[str, nn.Linear]]:
-        """Yield (name, layer) of each linear layer that computes logits: by default the layers with the role ``head``.
-
-        A distilled model has two such layers.
-        """
+        """Yield (name, layer) of each linear layer that computes logits; a distilled model has two."""
         for name, layer in self.named_modules():
             if isinstance(layer, nn.Linear) and layer_role(layer) == "head":
                 yield name, layer
@@ -79,12 +70,12 @@ class Model(nn.Module):
     def observed_grids(self) -> TokenGrids | None:
         """Return the grids of the tokens of each attention, with paths in ``network``, if another package defines it.
 
-        Returns None for a network of this package, whose patches form squares.
+        None for a network of this package, whose patches form squares.
         """
         return None
 
     def why_no_rollout(self) -> str:
-        """Return a reason, beyond the weights, why an attention rollout does not describe the logits; else "".
+        """Return why an attention rollout does not describe the logits; "" if it does.
 
         A rollout describes a head that reads the tokens of the last block, each with the same weight.
         """

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.models.layers.blocks import PatchEmbedding, flat_patches, layer_norm
 
-__all__ = ["NormedPatchEmbedding"]
-
 
 class NormedPatchEmbedding(PatchEmbedding):
     """A `PatchEmbedding` with a norm of the patch before the linear layer, and a norm of the token after the layer."""

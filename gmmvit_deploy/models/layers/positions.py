@@ -37,9 +37,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.models.specs import Interpolation, interpolation_named
-
-__all__ = ["Grid", "resample_positions"]
+from gmmvit_deploy.models.specs import Interpolation
 
 Grid = tuple[int, int]
 """(rows, columns) of patches."""
@@ -60,14 +58,11 @@ def resample_positions(
     """Return the position embeddings for a grid of another size, in float32.
 
     positions: (1, prefix + rows·columns, D), first the prefix tokens, then the patches row by row.
-    new_grid: (rows, columns) of the new grid.
-    interpolation: the algorithm; see the formulas of this module.
     prefix: the number of prefix tokens that have a position embedding; 0 if only the patches have one.
-    old_grid: (rows, columns) of the old grid; by default a square grid, whose side follows from ``positions``.
-    Errors: InputError when the algorithm is unknown, when ``positions`` do not fit the old grid, when the new grid is
-    empty, or when the algorithm does not support a grid that is not square.
+    old_grid: by default a square grid.
+    Errors: InputError when ``positions`` do not fit the old grid, when the new grid is empty, or when the algorithm
+    does not support a grid that is not square.
     """
-    interpolation = interpolation_named(interpolation)
     if min(new_grid) < 1:
         raise InputError(f"new grid of patches: expected at least 1 row and 1 column, got {_words(new_grid)}")
     old_grid = _checked_old_grid(positions.shape[1], prefix, old_grid)
@@ -96,10 +91,6 @@ def _interpolated(
 
 
 def _checked_old_grid(tokens: int, prefix: int, old_grid: Grid | None) -> Grid:
-    """Return the old grid, by default the square grid of the patches.
-
-    Errors: InputError when the number of tokens does not fit the prefix tokens and the grid.
-    """
     patches = tokens - prefix
     if prefix < 0 or patches < 1:
         raise InputError(f"expected position embeddings of patches behind {prefix} prefix tokens, got {tokens} tokens")
@@ -121,7 +112,6 @@ def _checked_old_grid(tokens: int, prefix: int, old_grid: Grid | None) -> Grid:
 
 
 def _refuse_oblong(interpolation: Interpolation, old_grid: Grid, new_grid: Grid) -> None:
-    """Check that the algorithm supports both grids.  Errors: InputError when it supports only square grids."""
     for name, grid, square in (("old", old_grid, _SQUARE_OLD), ("new", new_grid, _SQUARE_NEW)):
         if interpolation in square and grid[0] != grid[1]:
             raise InputError(

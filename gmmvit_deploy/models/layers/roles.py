@@ -20,8 +20,6 @@ from torch import nn
 
 from gmmvit_deploy.precision import Role
 
-__all__ = ["layer_role", "operator_role", "with_role", "with_role_of"]
-
 _Layer = TypeVar("_Layer", bound=nn.Module)
 _SINGLE_PURPOSE: Mapping[type[nn.Module], Role] = {nn.LayerNorm: "norm", nn.GELU: "gelu"}
 

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["shapes_only"]
-
 _FILLING = (Tensor.normal_, Tensor.uniform_, Tensor.bernoulli_, Tensor.exponential_)
 _DRAWING: Mapping[str, Callable[..., Any]] = {"randn": torch.empty, "rand": torch.empty}
 """Name of a function that draws a tensor → function with the same arguments that leaves it unwritten."""
@@ -56,7 +54,7 @@ class _WithoutValues(TorchFunctionMode):
 
 
 def _are_meta(operands: Sequence[Any]) -> bool:
-    """Return whether at least one operand is a tensor, all tensors are on the device ``meta``, and the rest numbers."""
+    """Return whether the operands are tensors on the device ``meta``, at least one, and numbers."""
     tensors = [operand for operand in operands if isinstance(operand, Tensor)]
     numbers = [operand for operand in operands if isinstance(operand, (int, float))]
     return bool(tensors) and len(tensors) + len(numbers) == len(operands) and all(tensor.is_meta for tensor in tensors)

@@ -22,17 +22,12 @@ from gmmvit_deploy.models.layers.blocks import flat_patches, layer_norm, linear_
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.precision import Role
 
-__all__ = ["VIEWS", "ShiftedMerging", "ShiftedPatches", "ShiftedViews", "picked_tokens"]
-
 VIEWS = 5
 """The image and its four shifted copies."""
 
 
 class ShiftedViews(nn.Module):
-    """Concatenate an image and its four copies, shifted by ``shift`` pixels down-right, down-left, up-right, up-left.
-
-    The channels of a copy follow the channels of the copy before it. The operators only move values.
-    """
+    """Concatenate an image and four copies, shifted by ``shift`` pixels down-right, down-left, up-right, up-left."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"pad": "shape", "constant_pad_nd": "shape"}
 
@@ -69,7 +64,7 @@ class ShiftedPatches(nn.Module):
         return self.embedded(flat_patches(self.views(x), self.side))
 
     def embedded(self, patches: Float[Tensor, "batch n values"]) -> Float[Tensor, "batch n dim"]:
-        """Apply the LayerNorm and the linear layer to flattened patches, in the order (row, column, view, channel)."""
+        """Embed flattened patches, in the order (row, column, view, channel)."""
         tokens: Tensor = self.project(self.norm(patches))
         return tokens
 
@@ -81,10 +76,9 @@ class ShiftedPatches(nn.Module):
 class ShiftedMerging(nn.Module):
     """Shifted patch tokenisation of a grid of tokens: patches of 2×2 tokens of width D become tokens of width 2D.
 
-    The features of a token stay together in a flattened patch, so a patch is a list of whole tokens, and a gather with
-    constant indices makes all patches. It moves less memory than shifted copies with the features as channels.
-    picked: for each patch, the indices of its tokens in the order (row, column, view); g² is the row of zeros behind
-    the tokens, for the places outside of the grid.
+    A patch is a list of whole tokens, so a gather with constant indices makes all patches. It moves less memory than
+    shifted copies with the features as channels.
+    picked: as `picked_tokens` returns.
     forward: (B, g², D), tokens row by row → (B, g²/4, 2D).
     """
 
@@ -106,7 +100,8 @@ class ShiftedMerging(nn.Module):
 def picked_tokens(grid: int) -> Int[Tensor, " places"]:
     """Return the indices of the tokens in the patches of 2×2 tokens of a grid and its four shifted copies.
 
-    The order is (patch, row, column, view). The index grid² stands for a place outside of the grid.
+    The order is (patch, row, column, view). The index grid², of a row of zeros behind the tokens, stands for a place
+    outside of the grid.
     """
     inside = torch.arange(1, grid**2 + 1, dtype=torch.float32).reshape(1, 1, grid, grid)  # 0: outside of the grid
     patches = flat_patches(ShiftedViews(1)(inside), 2).flatten().long()

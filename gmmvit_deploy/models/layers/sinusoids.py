@@ -9,8 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["sinusoidal_positions"]
-
 _LONGEST_WAVE = 10000.0
 
 

@@ -12,8 +12,6 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-__all__ = ["Methods", "replace_methods"]
-
 Methods: TypeAlias = Callable[..., Mapping[str, Any]]
 """Function (original class, further arguments) → name of a method → function.  Defined at the level of a module."""
 

@@ -2,9 +2,9 @@
 
     tokens of Q = tokens of K = prefix + rows · columns
 
-An attention that meets this rule can take a mask on the distances between its tokens. `token_grids` runs a network once
-without data (a dry run), and applies the rule to every attention. The rule uses no class names: rows and columns are
-taken from the network's attributes or from the feature maps of the run. If no such grid fits, the grid is square.
+An attention that meets this rule can take a mask on the distances between its tokens. Rows and columns are taken from
+the network's attributes or from the feature maps of a run without data (`fused_call.dry_run`). If none fits, the grid
+is square.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import torch
-import torch.nn.functional as F  # noqa: N812 - the usual name
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
 from gmmvit_deploy.errors import SpecError
-from gmmvit_deploy.models.layers.fused_call import DRY_IMAGES, FusedCall, fused_calls, use_fused_calls
+from gmmvit_deploy.models.layers.fused_call import DRY_IMAGES, DryRun, FusedCall, dry_run, use_fused_calls
 
 __all__ = [
     "Placement",
@@ -46,31 +43,25 @@ class Placement:
 
     module: the path of the attention module in the network.
     prefix: the number of tokens before the grid, for example a class token.
-    rows, columns: the size of the grid; the tokens of the grid are numbered row by row.
+    grid: (rows, columns); the tokens of the grid are numbered row by row.
     heads: H, the number of heads.
     unit: the distance between neighbours of the grid in positions of the feature map, for rows and for columns: (1, 1),
     except for a dilated grid, for example in the grid attention of MaxViT. A mask measures distances in steps of the
     grid.
-    call: the call of the fused attention function, with the scale of the scores and the shape of the bias.
+    call: the call of the fused attention function.
     """
 
     module: str
     prefix: int
-    rows: int
-    columns: int
+    grid: _Size
     heads: int
     unit: tuple[int, int]
     call: FusedCall
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """(rows, columns)."""
-        return (self.rows, self.columns)
-
-    @property
     def tokens(self) -> int:
         """N, the number of tokens with the prefix."""
-        return self.prefix + self.rows * self.columns
+        return self.prefix + math.prod(self.grid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,20 +129,16 @@ def token_grids(network: nn.Module, image_shape: tuple[int, int, int], *, only_t
         return TokenGrids(placements=(), refusals=tuple(general), poolings=())
     shapes_only = copy.deepcopy(network).to("meta").eval()
     use_fused_calls(shapes_only)
-    run = _Run(shapes_only)
-    with run.observed():
-        calls = fused_calls(shapes_only, image_shape)
-    return _Rule(shapes_only, calls, run).applied()
+    return _Rule(shapes_only, dry_run(shapes_only, image_shape)).applied()
 
 
 def unknown_grids(network: nn.Module, reason: str) -> TokenGrids:
-    """Return the result for a network that cannot run without data: a refusal of the whole network."""
+    """Return the result for a network that cannot run without data."""
     refusal = Refusal(module="", class_name=type(network).__name__, reason=reason)
     return TokenGrids(placements=(), refusals=(refusal,), poolings=())
 
 
 def _listed(refusals: tuple[Refusal, ...]) -> str:
-    """Return the refusals as text: for each class, the first refusal and the number of further refusals."""
     classes: dict[str, list[Refusal]] = {}
     for refusal in refusals:
         classes.setdefault(refusal.class_name, []).append(refusal)
@@ -162,11 +149,6 @@ def _listed(refusals: tuple[Refusal, ...]) -> str:
 
 
 def _refusals_of_network(network: nn.Module, *, any_size: bool) -> Iterator[Refusal]:
-    """Yield the reasons for which the number or the order of the tokens is not fixed.
-
-    any_size: True if images of another size are a reason.
-    """
-
     def refusal(module: str, owner: nn.Module, reason: str) -> Refusal:
         return Refusal(module=module, class_name=type(owner).__name__, reason=reason)
 
@@ -191,72 +173,9 @@ def _refusals_of_network(network: nn.Module, *, any_size: bool) -> Iterator[Refu
             yield refusal(path, module, reason)
 
 
-class _SoftmaxCalls(TorchFunctionMode):
-    """While this mode is active, report the shape of every tensor on whose last dimension softmax is computed."""
-
-    def __init__(self, report: Callable[[tuple[int, ...]], None]) -> None:
-        super().__init__()
-        self.report = report
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func in (F.softmax, torch.softmax, Tensor.softmax) and isinstance(out, Tensor):
-            dim = (kwargs or {}).get("dim", args[1] if len(args) > 1 else None)
-            if dim in (-1, out.dim() - 1):
-                self.report(tuple(out.shape))
-        return out
-
-
-class _Run:
-    """The shapes of a dry run.
-
-    inputs: path of a module → the shape of the module's first tensor.
-    maps: (height, width) of every feature map that a convolution or a pooling returned, in the order of the run.
-    softmaxes: (path of the module, shape) of every softmax over the last dimension.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        self.inputs: dict[str, tuple[int, ...]] = {}
-        self.maps: list[_Size] = []
-        self.softmaxes: list[tuple[str, tuple[int, ...]]] = []
-        self._running: list[str] = []
-        for path, module in network.named_modules():
-            # fused_calls copies the network with its hooks. The hooks are functions, not methods: a copied method would
-            # fill a copy of this object.
-            module.register_forward_pre_hook(self._enters(path))
-            module.register_forward_hook(self._leaves())
-
-    def observed(self) -> TorchFunctionMode:
-        """Return a mode; while this mode is active, a run of the network fills this object."""
-        return _SoftmaxCalls(lambda shape: self.softmaxes.append((self._running[-1] if self._running else "", shape)))
-
-    def _enters(self, path: str) -> Callable[[nn.Module, Any], None]:
-        def enter(_module: nn.Module, args: Any) -> None:
-            self._running.append(path)
-            if args and isinstance(args[0], Tensor):
-                self.inputs[path] = tuple(args[0].shape)
-
-        return enter
-
-    def _leaves(self) -> Callable[[nn.Module, Any, Any], None]:
-        def leave(module: nn.Module, _args: Any, out: Any) -> None:
-            self._running.pop()
-            pools = type(module).__module__ == nn.AvgPool2d.__module__
-            if isinstance(out, Tensor) and out.dim() == 4 and (isinstance(module, nn.Conv2d) or pools):
-                size = (out.shape[2], out.shape[3])
-                if size not in self.maps:
-                    self.maps.append(size)
-
-        return leave
-
-
 class _Rule:
-    """The rule of this module, for the calls of a dry run."""
-
-    def __init__(self, network: nn.Module, calls: tuple[FusedCall, ...], run: _Run) -> None:
-        self.network = network
-        self.calls = calls
-        self.run = run
+    def __init__(self, network: nn.Module, run: DryRun) -> None:
+        self.network, self.run = network, run
         # A network with class attention (CaiT) counts the class token as prefix, and adds this token after the patches.
         known = getattr(network, "num_prefix_tokens", None)
         self.prefixes: tuple[int, ...] = _UNMARKED_PREFIXES if known is None else tuple(dict.fromkeys((known, 0)))
@@ -265,7 +184,7 @@ class _Rule:
         places: list[Placement] = []
         refusals: list[Refusal] = []
         poolings: list[str] = []
-        for call in self.calls:
+        for call in self.run.calls:
             outcome = self._outcome(call)
             if outcome is None:
                 poolings.append(call.module)
@@ -273,7 +192,7 @@ class _Rule:
                 places.append(outcome)
             else:
                 refusals.append(self._refusal(call.module, outcome))
-        answered = {call.module for call in self.calls}
+        answered = {call.module for call in self.run.calls}
         rows: dict[str, int] = {}
         for path, shape in self.run.softmaxes:
             owner = self._owner(path)
@@ -306,7 +225,7 @@ class _Rule:
             return None
         if tokens != key_tokens:
             return f"expected the same tokens for Q and K, got {tokens} tokens for Q and {key_tokens} tokens for K"
-        times = sum(other.module == call.module for other in self.calls)
+        times = sum(other.module == call.module for other in self.run.calls)
         if times > 1:
             return f"calls the fused attention function {times} times in a forward pass; expected one call"
         if self._over_channels(call):
@@ -315,11 +234,9 @@ class _Rule:
         if sides is None:
             prefixes = " or ".join(map(str, sorted(self.prefixes)))
             return f"expected {prefixes} prefix tokens and the tokens of a known or square grid, got {tokens} tokens"
-        (rows, columns), prefix = sides
-        unit = self._unit(call, (rows, columns))
-        return Placement(
-            module=call.module, prefix=prefix, rows=rows, columns=columns, heads=call.query[1], unit=unit, call=call
-        )
+        grid, prefix = sides
+        unit = self._unit(call, grid)
+        return Placement(module=call.module, prefix=prefix, grid=grid, heads=call.query[1], unit=unit, call=call)
 
     def _over_channels(self, call: FusedCall) -> bool:
         """Return True if the rows of Q are channels: the last dimension of Q then counts the tokens of the input."""
@@ -331,10 +248,10 @@ class _Rule:
 
     def _grid(self, path: str, tokens: int) -> tuple[_Size, int] | None:
         """Return ((rows, columns), prefix) with prefix + rows · columns = tokens."""
-        for rows, columns in self._candidates(path):
-            prefix = tokens - rows * columns
+        for grid in self._candidates(path):
+            prefix = tokens - math.prod(grid)
             if prefix in self.prefixes:
-                return (rows, columns), prefix
+                return grid, prefix
         for prefix in self.prefixes:
             side = math.isqrt(max(tokens - prefix, 0))
             if side > 0 and side**2 + prefix == tokens:
@@ -355,7 +272,7 @@ class _Rule:
         yield from self.run.maps
 
     def _owners(self, path: str) -> Iterator[tuple[str, nn.Module]]:
-        """Yield (path, module) of an attention and of the modules that hold the attention, the network excluded."""
+        """Yield (path, module) of an attention and of the modules that hold it, the network excluded."""
         while path:
             yield path, self.network.get_submodule(path)
             path = path.rpartition(".")[0]

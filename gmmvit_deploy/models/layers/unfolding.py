@@ -18,8 +18,6 @@ from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.precision import Role
 
-__all__ = ["Unfold", "UnfoldConvolution", "unfolded_filters", "unfolds_as_convolutions"]
-
 
 class Unfold(nn.Module):
     """(B, c, S, S) → (B, tokens, c·side²): the neighbourhoods of ``side`` × ``side`` entries, with zero padding."""
@@ -43,9 +41,8 @@ def unfolded_filters(weight: Float[Tensor, "dim width"], side: int) -> Float[Ten
 class UnfoldConvolution(nn.Module):
     """An `Unfold` as a depthwise convolution with side² filters for each channel.
 
-    Each filter selects a position of the neighbourhood. The result is exact, because the filter multiplies the selected
-    value by 1 and adds zeros. Every runtime supports convolutions; an exported unfold operation would consist of index
-    arithmetic and Gather operators.
+    The result is exact: each filter multiplies a value by 1 and adds zeros. Every runtime supports convolutions; an
+    exported unfold operation would consist of index arithmetic and Gather operators.
     """
 
     def __init__(self, unfold: Unfold, channels: int) -> None:
@@ -74,11 +71,9 @@ class UnfoldConvolution(nn.Module):
 def unfolds_as_convolutions(name: str, unfolds: nn.ModuleList, channels: Sequence[int]) -> tuple[str, ...]:
     """Replace each `Unfold` of a list by a convolution with one-hot filters.
 
-    name: the name of the list in the model.  channels: the number of channels of the lattice that each entry unfolds.
-    Ensures: no `Unfold` remains in the list, and on random inputs each convolution outputs the same values as the
-    `Unfold` that the convolution replaces, bit for bit.
+    name: of the list in the model.  channels: of the lattice that each entry unfolds.
     Returns the names of the replaced modules.
-    Errors: FoldError when the values differ.
+    Errors: FoldError when a convolution and its `Unfold` differ on random inputs in any bit.
     """
     changed = []
     for step, unfold in enumerate(unfolds):

@@ -27,15 +27,13 @@ from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.step import Step
 from gmmvit_deploy.precision import Role
 
-__all__ = ["WideHeads", "same_for_all_heads"]
-
 
 class WideHeads(nn.Module):
     """Base class of an attention with wide heads.
 
     scores: softmax and the steps before softmax that all heads share, without head mixing.
-    queries, keys, values: the factors (H, 1, H·d) by which each head multiplies the projections for Q, K and V. All
-    elements of ``keys`` are 1. The factors ``keys`` exist because fused kernels require a separate K for each head.
+    queries, keys, values: the factors (H, 1, H·d) by which each head multiplies the projections for Q, K and V; those
+    of ``keys`` are 1, because fused kernels require a separate K for each head.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {

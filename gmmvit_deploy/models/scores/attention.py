@@ -2,10 +2,8 @@
 
     weights = after(softmax(before(Q Kᵀ)))
 
-A step is a scale, a mask, a bias, a head mixing or a normalisation over heads (module `step`). Every attention of every
-family contains an `AttentionScores`. In a trained model, the steps compute their matrices in each forward pass. Folding
-computes each matrix once and stores the result as a constant; a scale that directly precedes a mask or a head mixing is
-merged into the mask or the head mixing. Folding of scores changes no other part of an attention.
+A step is a scale, a mask, a bias, a head mixing or a normalisation over heads (module `step`). In a trained model, the
+steps compute their matrices in each forward pass; in a folded model, the matrices are constants.
 """
 
 from __future__ import annotations
@@ -21,15 +19,12 @@ from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Step
 from gmmvit_deploy.precision import Role
 
-__all__ = ["AttentionScores", "attention_scores", "scaled_scores"]
-
 
 class AttentionScores(nn.Module):
     """Compute the attention weights after(softmax(before(Q Kᵀ))) from Q and K.
 
     before, after: name → step, in the order in which the steps are applied; None omits a step. Steps on Q come first.
-    The step ``mask`` of ``before`` has the full name ``before.mask``. In the state dict, the tensors of this step have
-    names such as ``before.mask.alpha``.
+    The step ``mask`` of ``before`` has the full name ``before.mask``.
     Errors: ValueError when a step on Q follows a step on Q Kᵀ, or follows softmax.
     """
 
@@ -68,10 +63,7 @@ class AttentionScores(nn.Module):
     def weights(
         self, query: Float[Tensor, "*batch heads i d"], key: Float[Tensor, "*batch heads j d"]
     ) -> Float[Tensor, "*batch heads i j"]:
-        """Return the attention weights.
-
-        This method is not `forward`, so that the exporter counts softmax as an operator of the calling attention.
-        """
+        # Not `forward`: the exporter then counts softmax as an operator of the calling attention.
         return self.normalised(self(query, key))
 
     def normalised(self, scores: Float[Tensor, "*batch heads i j"]) -> Float[Tensor, "*batch heads i j"]:
@@ -87,16 +79,14 @@ class AttentionScores(nn.Module):
         return any(step.scales_query for _, step in self.steps())
 
     def steps(self) -> Iterator[tuple[str, Step]]:
-        """Yield (full name, such as ``before.scale``; step) for each step, in the order in which steps are applied."""
+        """Yield (full name, such as ``before.scale``; step) in the order in which steps are applied."""
         yield from self.steps_before()
         yield from self.steps_after()
 
     def steps_before(self) -> list[tuple[str, Step]]:
-        """Return (full name, step) for each step before softmax, in the order of `steps`."""
         return [(f"before.{name}", step) for name, step in _in(self.before)]
 
     def steps_after(self) -> list[tuple[str, Step]]:
-        """Return (full name, step) for each step after softmax, in the order of `steps`."""
         return [(f"after.{name}", step) for name, step in _in(self.after)]
 
     def put(self, name: str, step: Step | None) -> None:

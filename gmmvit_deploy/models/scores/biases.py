@@ -1,7 +1,4 @@
-"""Biases: steps that add a matrix B to the scores, S' = S + B.
-
-Only ``matrix()`` computes B. Folding stores the result as a constant in the graph.
-"""
+"""Biases: steps that add a matrix B to the scores, S' = S + B."""
 
 from __future__ import annotations
 
@@ -15,18 +12,6 @@ from torch import Tensor, nn
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.scores.grids import Grid, lattice_points, rows_and_columns
 from gmmvit_deploy.models.scores.step import Add, Constant, Multiply, Oddity, Step, StepNumbers
-from gmmvit_deploy.precision import Role
-
-__all__ = [
-    "ManhattanDecay",
-    "PassedBias",
-    "PrefixBias",
-    "WindowBias",
-    "manhattan_distances",
-    "relative_position_index",
-    "retention_decays",
-    "shift_mask",
-]
 
 _OUTSIDE = -100.0  # Swin's released code adds −100 to the score of two tokens that are neighbours only after the roll
 
@@ -59,8 +44,8 @@ def shift_mask(grid: int, window: int, shift: int) -> Float[Tensor, "windows n n
 class WindowBias(Add):
     """Swin's relative position bias and shift mask: B[w,h,i,j] = table[index[i,j], h] + outside[w,i,j].
 
-    table: ((2·window−1)², H), the trained biases.  index: (n, n) int64, as `relative_position_index` returns.
-    outside: (windows, n, n), as `shift_mask` returns; None if windows are not shifted, in which case B is (H, n, n).
+    table: ((2·window−1)², H).  index: as `relative_position_index` returns.  outside: as `shift_mask` returns; None if
+    windows are not shifted, in which case B is (H, n, n).
     """
 
     index: Tensor
@@ -98,10 +83,8 @@ class WindowBias(Add):
 class PassedBias(Add):
     """The bias that an attention of a foreign network passes to PyTorch's fused attention function as ``attn_mask``.
 
-    The network computes B in every forward pass, from tables or small mlps. `layers.fused_call.AnsweredAttention` sets
-    ``passed`` before each forward pass.
-    network: the network that holds this step. `matrix` runs the network, and is valid if B does not depend on the
-    images; `matrix` checks this on two batches of different size.
+    `layers.fused_call.AnsweredAttention` sets ``passed`` before each forward pass.
+    network: the network that holds this step, which computes B from tables or small mlps.
     image_shape: (channels, height, width) of the network's images.
     """
 
@@ -125,7 +108,7 @@ class PassedBias(Add):
     def matrix(self) -> Tensor:
         """Return B, of the shape (heads, N, N) or (windows, heads, N, N).
 
-        The network runs once for all its biases, and again only after its weights have changed.
+        The network runs on two batches of different size, once for all its biases until its weights change.
         Errors: FoldError when B depends on the images.
         """
         (network,) = self._network
@@ -173,11 +156,7 @@ def _weights_of(network: nn.Module) -> tuple[tuple[int, int], ...]:
 
 
 def manhattan_distances(grid: Grid) -> Float[Tensor, "n n"]:
-    """Return |Δrow| + |Δcolumn| between tokens i and j of a grid.
-
-    grid: (rows, columns), or an integer for a square grid. The tokens are numbered row by row.
-    The distances are float32 and exact, because they are integers.
-    """
+    """Return |Δrow| + |Δcolumn| between tokens i and j of a grid, in float32, which is exact for integers."""
     points = lattice_points(grid)
     return (points[:, None, :] - points[None, :, :]).abs().sum(-1)
 
@@ -186,7 +165,7 @@ class ManhattanDecay(Add):
     """A bias that decreases with the distance of two tokens: B[h,i,j] = decay[h] · (|Δrow| + |Δcolumn|).
 
     decay: (H), negative: the logarithm of RMT's decay rate γ of each head. The decay is stored but not trained.
-    grid: (rows, columns), or an integer for a square grid; (1, n) for the decay along an axis with n tokens.
+    grid: (1, n) for the decay along an axis with n tokens.
     Source: Manhattan self-attention of RMT.
     """
 
@@ -209,48 +188,29 @@ class ManhattanDecay(Add):
     def oddities(self) -> Iterator[Oddity]:
         for head, decay in enumerate(self.decay.tolist()):
             if decay >= 0:
-                yield Oddity(
-                    severity="warning",
-                    where=f" head {head}",
-                    what=f"expected a decay below 0, got {decay:.4g}: distant tokens do not get less weight",
-                )
+                what = f"expected a decay below 0, got {decay:.4g}: distant tokens do not get less weight"
+                yield Oddity(severity="warning", where=f" head {head}", what=what)
 
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
         yield "the decay missing", None
         yield "the decay of the heads in reverse order", Constant(self.matrix().flip(0), like=self)
-        yield "the decay multiplied instead of added", _Multiplied(self.matrix())
+        yield "the decay multiplied instead of added", _multiplied(self.matrix())
         # RetNet, for text, multiplies the scores by γ^distance, where RMT adds log γ · distance.
-        yield "γ^distance multiplied instead of the decay added", _Multiplied(self.matrix().exp())
+        yield "γ^distance multiplied instead of the decay added", _multiplied(self.matrix().exp())
 
 
-class _Multiplied(Multiply):
-    """A matrix that multiplies the scores, as a mistake."""
-
-    factors: Tensor
-    role: Role = "mask"
-    is_constant: bool = True
-
-    def __init__(self, factors: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("factors", factors)
-
-    def matrix(self) -> Tensor:
-        return self.factors
+def _multiplied(factors: Tensor) -> Constant:
+    """Return a step that multiplies the scores, as a mistake."""
+    mask = Multiply()
+    mask.role = "mask"
+    return Constant(factors, like=mask)
 
 
 class PrefixBias(Add):
-    """A bias on the scores between patches.  The rows and columns of the prefix tokens get a bias of zero.
-
-    B = [[0, 0], [0, matrix of ``patches``]], of shape (H, P+N, P+N).
-    patches: the bias on the scores between patches, with N the number of patches.
-    prefix: P, the number of prefix tokens, at least 1.
-    Errors: ValueError when ``prefix`` is less than 1.
-    """
+    """A bias between the N patches; the P prefix tokens get none: B = [[0, 0], [0, patches]], (H, P+N, P+N)."""
 
     def __init__(self, patches: Add, prefix: int) -> None:
         super().__init__()
-        if prefix < 1:
-            raise ValueError(f"prefix: expected at least 1 token, got {prefix}")
         self.patches = patches
         self.prefix = prefix
 
@@ -268,7 +228,7 @@ class PrefixBias(Add):
             if step is None:
                 yield name, None
             elif step.operation == "multiply":
-                yield name, _Multiplied(self._padded(step.matrix(), value=1.0))
+                yield name, _multiplied(self._padded(step.matrix(), value=1.0))
             else:
                 yield name, Constant(self._padded(step.matrix()), like=self)
 

@@ -18,8 +18,6 @@ from torch import Tensor
 from gmmvit_deploy.models.scores.step import Add, Multiply, Step
 from gmmvit_deploy.precision import Role
 
-__all__ = ["MaskedDiagonal", "ZeroDiagonal"]
-
 _MISSING = "the diagonal not masked"
 _LARGE = -987654321.0  # LSA's released code puts this number on the diagonal in its ViT
 
@@ -31,15 +29,12 @@ class MaskedDiagonal(Add):
 
     The released code of LSA overwrites the diagonal of the scores with the value. Adding and overwriting give the same
     attention weights, because the weights on the diagonal are exactly 0 after softmax.
-    Errors: ValueError when a single token would attend to nothing.
     """
 
     masked: Tensor
 
     def __init__(self, tokens: int, value: float = -math.inf) -> None:
         super().__init__()
-        if tokens < 2 and value == -math.inf:
-            raise ValueError(f"masked diagonal: expected at least 2 tokens, got {tokens}")
         self.allows_minus_infinity = value == -math.inf
         # B follows from the number of tokens. B is computed again at loading, and the state dict omits B.
         self.register_buffer("masked", torch.zeros(tokens, tokens).fill_diagonal_(value), persistent=False)

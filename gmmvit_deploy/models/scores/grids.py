@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["Grid", "lattice_points", "rows_and_columns"]
-
 Grid = int | tuple[int, int]
 """A grid of tokens: (rows, columns), or an integer g for a g × g grid."""
 

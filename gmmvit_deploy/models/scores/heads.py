@@ -12,13 +12,11 @@ from torch import Tensor, nn
 from gmmvit_deploy.models.scores.step import Operation, Step
 from gmmvit_deploy.precision import Role
 
-__all__ = ["CentredHeadNorm", "HeadBatchNorm", "HeadBias", "HeadMixing", "HeadNorm"]
-
 
 class HeadMixing(Step):
     """Head mixing: S'[g] = Σ_h S[h] · weight[h, g], computed as a single matrix product.
 
-    weight: (H, H), indexed [old head, new head]. The weight is applied as stored, so folding does not change this step.
+    weight: (H, H), indexed [old head, new head].
     """
 
     operation: Operation = "mix"
@@ -35,9 +33,6 @@ class HeadMixing(Step):
     def forward(self, scores: Float[Tensor, "batch heads i j"]) -> Float[Tensor, "batch heads i j"]:
         return (self.weight.transpose(0, 1) @ scores.flatten(2)).reshape(scores.shape)
 
-    def folded(self) -> Step:
-        return self
-
     def after_factor(self, factor: Tensor) -> Step:
         """Return a head mixing with row h of the weight W multiplied by factor f[h].
 
@@ -50,7 +45,7 @@ class HeadMixing(Step):
 class HeadBias(Step):
     """A bias of each head: S'[g] = S[g] + bias[g], the bias of the 1×1 convolution that mixes heads.
 
-    bias: (H).  The bias is applied as stored, so folding of scores does not change this step.
+    bias: (H).
     Source: Re-attention of DeepViT.
     """
 
@@ -68,9 +63,6 @@ class HeadBias(Step):
     def forward(self, scores: Float[Tensor, "batch heads i j"]) -> Float[Tensor, "batch heads i j"]:
         return scores + self.matrix()
 
-    def folded(self) -> Step:
-        return self
-
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
         yield "no bias after the head mixing", None
 
@@ -79,8 +71,7 @@ class HeadBatchNorm(Step):
     """BatchNorm with a channel for each head, in evaluation mode: S'[g] = γ_g · (S[g] − μ_g) / √(σ²_g + ε) + β_g.
 
     weight, bias: (H), γ and β.  running_mean, running_var: (H), buffers, the stored statistics μ and σ².
-    The tensors are applied as stored, so folding of scores does not change this step. A pass of the family merges the
-    step into the head mixing before the step (`families.deepvit.folding`).
+    A pass of the family merges the step into the head mixing before it (`families.deepvit.folding`).
     heads: H.  tokens: N; the statistics of a new step are those of weights near 1/N.
     Source: Re-attention of DeepViT.
     """
@@ -109,9 +100,6 @@ class HeadBatchNorm(Step):
             scores, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
         )
 
-    def folded(self) -> Step:
-        return self
-
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
         yield "no BatchNorm over the heads", None
         for eps in (1e-3, 1e-6):
@@ -123,8 +111,7 @@ class HeadBatchNorm(Step):
 class HeadNorm(Step):
     """Normalisation of the H scores of each pair of tokens: S'[:, i, j] = LayerNorm(S[:, i, j]).
 
-    weight, bias: (H), the parameters of LayerNorm. The mean and the standard deviation depend on the scores, so folding
-    does not change this step.
+    weight, bias: (H), the parameters of LayerNorm.
     Source: Re-attention of vit-pytorch.
     """
 
@@ -139,7 +126,6 @@ class HeadNorm(Step):
         self.eps = eps
 
     def matrix(self) -> Float[Tensor, "2 heads"]:
-        """Return the weight and the bias, stacked.  The mean and the standard deviation depend on the scores."""
         return torch.stack([self.weight, self.bias])
 
     def forward(self, scores: Float[Tensor, "batch heads i j"]) -> Float[Tensor, "batch heads i j"]:
@@ -147,17 +133,12 @@ class HeadNorm(Step):
         normed = nn.functional.layer_norm(last, self.weight.shape, self.weight, self.bias, self.eps)
         return normed.movedim(-1, -3)
 
-    def folded(self) -> Step:
-        return self
-
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
         yield "no normalisation over the heads", None
         yield "the normalisation over the keys in place of the heads", _KeyNorm(self)
 
 
 class _KeyNorm(HeadNorm):
-    """A mistaken `HeadNorm`: the mean and the standard deviation are those of the keys of a query and a head."""
-
     def __init__(self, like: HeadNorm) -> None:
         super().__init__(like.weight.detach(), like.bias.detach(), eps=like.eps)
 
@@ -204,6 +185,3 @@ class CentredHeadNorm(Step):
         if self.weight is None or self.bias is None:
             return normed
         return normed * self.weight[:, None, None] + self.bias[:, None, None]
-
-    def folded(self) -> Step:
-        return self

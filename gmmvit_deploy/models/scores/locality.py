@@ -16,8 +16,6 @@ from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal
 from gmmvit_deploy.models.scores.scales import LearnedTemperature
 from gmmvit_deploy.models.scores.step import Step
 
-__all__ = ["initial_temperature", "locality_scores"]
-
 
 def initial_temperature(heads: int, head_dim: int, *, scales_query: bool = False) -> LearnedTemperature:
     """Return the temperatures with which training starts: d^(−1/2) for each of the H heads."""
@@ -30,8 +28,7 @@ def locality_scores(
 ) -> AttentionScores:
     """Return the scores of locality self-attention.
 
-    head_dim: d; training starts with the temperature d^(−1/2).  tokens: N, with the class token.
-    bias: the step that adds B before the diagonal is masked; None omits B.
+    tokens: N, with the class token.  bias: the step that adds B.
     scales_query: True multiplies Q by the temperature in place of Q Kᵀ.
     """
     return AttentionScores(

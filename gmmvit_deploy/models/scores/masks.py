@@ -2,9 +2,6 @@
 
     S' = M ∘ S        matrix() returns M, of shape (H, N, N), (1, N, N) or (N, N)
 
-Only ``matrix()`` computes M, and folding stores the result as a constant in the graph. The mask in the graph therefore
-equals the trained mask bit for bit.
-
 The paper: “Toward a Deeper Understanding: RetNet Viewed through Convolution”.
 """
 
@@ -19,35 +16,24 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.models.scores.grids import Grid, lattice_points, rows_and_columns
-from gmmvit_deploy.models.scores.mistakes import matrix_mistakes
-from gmmvit_deploy.models.scores.step import Constant, Multiply, Oddity, Step, StepNumbers, matrix_oddities
+from gmmvit_deploy.models.scores.step import (
+    Constant,
+    Multiply,
+    Oddity,
+    Step,
+    StepNumbers,
+    matrix_mistakes,
+    matrix_oddities,
+)
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.precision import Role
-
-__all__ = [
-    "SIGMA_EPS",
-    "ClosedFormGaussianMask",
-    "ElementwiseMask",
-    "GaussianMask",
-    "GaussianMixtureMask",
-    "Mask",
-    "PrefixMask",
-    "mask_from_spec",
-    "squared_distances",
-    "stored_base",
-    "stored_base_limits",
-]
 
 SIGMA_EPS = 1e-5  # ε, which keeps the exponent 1/(σ²+ε) finite; the models were trained with this ε
 _DEAD = 1e-6  # a Gaussian has no effect if |alpha| is below this fraction of the largest |alpha| of the mask
 
 
 def squared_distances(grid: Grid) -> Float[Tensor, "n n"]:
-    """Return d²[i,j], the squared distance between tokens i and j of a grid.
-
-    grid: (rows, columns), or an integer for a square grid. The tokens are numbered row by row.
-    The squared distances are float32 and exact, because they are integers.
-    """
+    """Return d²[i,j], the squared distance between tokens i and j of a grid, in float32, which is exact here."""
     points = lattice_points(grid)
     offsets = points[:, None, :] - points[None, :, :]
     return offsets.square().sum(-1)
@@ -56,7 +42,6 @@ def squared_distances(grid: Grid) -> Float[Tensor, "n n"]:
 def stored_base(grid: Grid) -> Float[Tensor, "1 1 n n"]:
     """Return the base mask base[i,j] = sqrt(exp(−d²)) in float32, as the paper authors' checkpoints store it.
 
-    grid: as in `squared_distances`.
     The order of operations matters: before the root is taken, exp(−d²) is subnormal for d² ≥ 88 and zero for d² ≥ 104.
     The paper authors' models were trained with these zeros.
     The float32 exponential differs between processors in the last bit, so exp is computed in float64 and rounded once.
@@ -99,8 +84,7 @@ class Mask(Multiply):
         matrix = self.matrix().detach()
         for name, form in self.other_forms():
             yield name, self if form.matrix().equal(matrix) else form
-        for name, changed in matrix_mistakes(matrix):
-            yield name, self if changed.equal(matrix) else Constant(changed, like=self)
+        yield from matrix_mistakes(self)
 
 
 class GaussianMask(Mask):
@@ -172,8 +156,8 @@ class GaussianMixtureMask(GaussianMask):
 class ClosedFormGaussianMask(GaussianMask):
     """A Gaussian mixture mask: M[h,i,j] = Σ_k alpha[k,h] · exp(−d²[i,j] / (2·sigma[k,h]² + 2e-5)).
 
-    M is equation 1 of the paper, computed from the distances, without the underflow of a stored base mask. Only models
-    that were trained with this formula use this class.
+    M is equation 1 of the paper, computed from the distances, without the underflow of a stored base mask. Only for
+    models that were trained with this formula.
     alpha, sigma: as in `GaussianMask`.  distances: (N, N), the squared distances d².
     grid: the grid of the N tokens; None for a square grid.
     """
@@ -220,19 +204,13 @@ def _grid_of(matrix: Tensor, grid: Grid | None) -> tuple[int, int]:
 
 
 class PrefixMask(Mask):
-    """A mask on the scores between patches.  The rows and columns of the prefix tokens stay unmasked.
+    """A mask between the N patches; the P prefix tokens stay unmasked: M = [[1, 1], [1, patches]], (…, P+N, P+N).
 
-    The prefix tokens are the tokens before the patches: a class token, a distillation token, registers.
-    M = [[1, 1], [1, matrix of ``patches``]], of shape (H, P+N, P+N), (1, P+N, P+N) or (P+N, P+N).
-    patches: the mask on the scores between patches, with N the number of patches.
-    prefix: P, the number of prefix tokens, at least 1.
-    Errors: ValueError when ``prefix`` is less than 1.
+    Prefix tokens stand before the patches: a class token, a distillation token, registers.
     """
 
     def __init__(self, patches: Mask, prefix: int = 1) -> None:
         super().__init__()
-        if prefix < 1:
-            raise ValueError(f"prefix: expected at least 1 token, got {prefix}")
         self.patches = patches
         self.prefix = prefix
 
@@ -267,14 +245,10 @@ def mask_from_spec(mask: MaskSpec, *, heads: int, grid: Grid) -> Mask | None:
     """Return a mask with random weights, or None if the spec is ``plain``, which means no mask.
 
     The Gaussians of a mixture start with different widths, up to the longer side of the grid.
-    heads: H, the number of heads of the attention.
-    grid: the grid of patches: (rows, columns), or an integer for a square grid.
-    Errors: ValueError when the spec is ``decay``, which is a bias (`scores.biases.ManhattanDecay`).
+    heads: H, the number of heads of the attention.  grid: the grid of patches.
     """
     if mask.kind == "plain":
         return None
-    if mask.kind == "decay":
-        raise ValueError("the decay is a bias on the scores, not a mask")
     rows, columns = rows_and_columns(grid)
     tokens = rows * columns
     if mask.kind == "elm":

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from gmmvit_deploy.models.scores.step import Multiply, Step
 from gmmvit_deploy.precision import Role
 
-__all__ = ["LearnedTemperature", "Scale"]
-
 
 class Scale(Multiply):
     """A constant scale: S' = factor · S.
@@ -33,9 +31,6 @@ class Scale(Multiply):
 
     def forward(self, scores: Tensor) -> Tensor:
         return scores * self.factor
-
-    def folded(self) -> Step:
-        return self
 
     def for_windows(self, windows: int, heads: int) -> Step:
         return self

@@ -6,24 +6,21 @@
     mix         S'[g] = Σ_h S[h] · W[h, g]    normalise   S'[:, i, j] = LayerNorm(S[:, i, j]), over the heads
 
 S (B, H, N, N) is the input of a step: the scores before softmax or the weights after softmax. M, B and W do not depend
-on the input of the model. A step provides its matrix, its role in the precision policy (module `precision`), its values
-for pictures and audit, and the mistakes that are often made with such a step. Folding computes the matrix of a step
-once, and replaces the step by a constant of the same role.
+on the input of the model. Folding computes the matrix of a step once, and replaces the step by a constant of the same
+role in the precision policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.scores.mistakes import matrix_mistakes
 from gmmvit_deploy.precision import Role
-
-__all__ = ["Add", "Constant", "Multiply", "Oddity", "Operation", "Step", "StepNumbers", "matrix_oddities"]
 
 Operation = Literal["multiply", "add", "mix", "normalise"]
 _FLAT = 1e-6  # a mask counts as constant if max − min of the entries is below this fraction of the largest |entry|
@@ -33,9 +30,9 @@ _FLAT = 1e-6  # a mask counts as constant if max − min of the entries is below
 class StepNumbers:
     """Values of a step for pictures and audit.  A value that the step does not have is None.
 
-    patches: (H, N, N), (1, N, N) or (N, N), the matrix between patches, without class token, for drawing.
+    patches: (H, N, N), (1, N, N) or (N, N), the matrix between patches, without class token.
     alpha, sigma: (K, H) or (K, 1), the parameters of a mixture of K Gaussians.  base: (1, 1, N, N), the stored base
-    mask, from which M is computed.  grid: (rows, columns) of the patches, None if the step does not know the grid.
+    mask, from which M is computed.  grid: (rows, columns) of the patches.
     """
 
     patches: Tensor | None = None
@@ -57,15 +54,16 @@ class StepNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oddity:
-    """An unusual property of a step.
+    """An unusual property of a step or a checkpoint.
 
-    what: the description.  where: the head and the Gaussian ("kernel"), such as `` head 1 kernel 2``; empty if the
-    property concerns the whole step.
+    severity: ``error`` makes every result meaningless, ``warning`` should be examined, ``note`` is for information.
+    where: of a step, the head and the Gaussian ("kernel"), such as `` head 1 kernel 2``; of a checkpoint, the name of
+    the tensor, or of the layer with head and kernel.
     """
 
     severity: Literal["error", "warning", "note"]
-    what: str
     where: str = ""
+    what: str
 
 
 class Step(nn.Module):
@@ -93,7 +91,7 @@ class Step(nn.Module):
 
     def folded(self) -> Step:
         """Return a constant step with the same role and bitwise equal results.  A constant step returns itself."""
-        raise NotImplementedError
+        return self if self.is_constant else Constant(self.matrix().detach().clone(), like=self)
 
     def after_factor(self, factor: Tensor) -> Step:
         """Return a constant step equivalent to ``factor ∘ S`` followed by this step.
@@ -120,10 +118,10 @@ class Step(nn.Module):
         yield from ()
 
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
-        """Yield (description of the mistake, step with the mistake) for each usual mistake.
+        """Yield (description of the mistake, step with the mistake) for each common mistake.
 
-        If the mistake omits the step, None is in place of the step. If the mistake has no effect on this step, the
-        mistake is yielded with the unchanged step. All steps of a class yield the same mistakes in the same order.
+        None stands for a missing step, and the step itself for a mistake without effect on it. All steps of a class
+        yield the same mistakes in the same order.
         """
         yield from ()
 
@@ -136,9 +134,6 @@ class Multiply(Step):
     def forward(self, scores: Tensor) -> Tensor:
         return self.matrix() * scores
 
-    def folded(self) -> Step:
-        return Constant(self.matrix().detach().clone(), like=self)
-
 
 class Add(Step):
     """A step that adds: S' = S + B.  Abstract: a subclass computes B in `matrix`."""
@@ -148,9 +143,6 @@ class Add(Step):
 
     def forward(self, scores: Tensor) -> Tensor:
         return scores + self.matrix()
-
-    def folded(self) -> Step:
-        return Constant(self.matrix().detach().clone(), like=self)
 
 
 class Constant(Step):
@@ -173,9 +165,6 @@ class Constant(Step):
 
     def forward(self, scores: Tensor) -> Tensor:
         return scores + self.constant if self.operation == "add" else self.constant * scores
-
-    def folded(self) -> Step:
-        return self
 
     def after_factor(self, factor: Tensor) -> Step:
         if self.operation != "multiply":
@@ -203,8 +192,7 @@ class Constant(Step):
 
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
         if self.role == "mask":
-            for name, changed in matrix_mistakes(self.constant):
-                yield name, self if changed.equal(self.constant) else Constant(changed, like=self)
+            yield from matrix_mistakes(self)
 
 
 def matrix_oddities(matrix: Tensor) -> Iterator[Oddity]:
@@ -215,14 +203,38 @@ def matrix_oddities(matrix: Tensor) -> Iterator[Oddity]:
     for head, mask in enumerate(matrix.reshape(-1, *matrix.shape[-2:])):
         size = float(mask.abs().max())
         if size == 0:
-            yield Oddity(
-                severity="warning",
-                where=f" head {head}",
-                what="the mask is zero: all tokens get the same weight",
-            )
+            what = "the mask is zero: all tokens get the same weight"
         elif float(mask.max() - mask.min()) < _FLAT * size:
-            yield Oddity(
-                severity="warning",
-                where=f" head {head}",
-                what=f"the mask is constant: |M| = {size:.4g}",
-            )
+            what = f"the mask is constant: |M| = {size:.4g}"
+        else:
+            continue
+        yield Oddity(severity="warning", where=f" head {head}", what=what)
+
+
+def matrix_mistakes(mask: Step) -> Iterator[tuple[str, Step]]:
+    """Yield `Step.mistakes` of a step with a matrix (H, N, N), (1, N, N) or (N, N) that multiplies the scores.
+
+    Mistakes that confuse heads change only a matrix with several heads.
+    """
+    matrix = mask.matrix().detach()
+    for name, change in _MATRIX_MISTAKES:
+        changed = change(matrix)
+        yield name, mask if changed.equal(matrix) else Constant(changed, like=mask)
+
+
+def _swap_first_heads(matrix: Tensor) -> Tensor:
+    if matrix.ndim < 3 or matrix.shape[-3] < 2:
+        return matrix
+    return matrix[..., [1, 0, *range(2, matrix.shape[-3])], :, :]
+
+
+_MATRIX_MISTAKES: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
+    ("no mask at all", torch.ones_like),
+    ("masks transposed", lambda m: m.transpose(-1, -2)),
+    ("masks of the heads in reverse order", lambda m: m.flip(-3) if m.ndim > 2 else m),
+    ("masks of the heads moved on by one", lambda m: m.roll(1, -3) if m.ndim > 2 else m),
+    ("masks of the first two heads exchanged", _swap_first_heads),
+    ("masks shifted by one token, down", lambda m: m.roll(1, -2)),
+    ("masks shifted by one token, across", lambda m: m.roll(1, -1)),
+    ("masks shifted by one token, down and across", lambda m: m.roll((1, 1), (-2, -1))),
+)

@@ -1,8 +1,4 @@
-"""Values that the user gives because a checkpoint file may not contain them.
-
-A field of `LoadHints` that `setting` declares is a name of the option ``--set NAME=VALUE``: the field
-holds its help, and how a text is read.
-"""
+"""Values that the user gives because a checkpoint file may not contain them."""
 
 from __future__ import annotations
 
@@ -13,23 +9,6 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.specs import CHANNELS, INTERPOLATIONS, Interpolation, interpolation_named
-
-__all__ = [
-    "OWN_HINTS",
-    "POOLS",
-    "SETTINGS",
-    "SOURCES",
-    "TYPED_POOLS",
-    "WEIGHTS_KINDS",
-    "LoadHints",
-    "OwnHint",
-    "Pool",
-    "Setting",
-    "TypedPool",
-    "WeightsKind",
-    "own_class_of",
-    "settings_from",
-]
 
 WeightsKind: TypeAlias = Literal["trained", "averaged"]
 """trained: the weights after the last step of the optimiser.  averaged: the moving average (EMA) of the weights."""
@@ -65,16 +44,12 @@ class Setting:
 
 
 def setting(meaning: str, example: str, read: Callable[[str], Any] = str, *, names: tuple[str, ...] = ()) -> Any:
-    """Return a field of `LoadHints`, None by default, that ``--set`` can state."""
+    """Return a field of `LoadHints`, None by default, that ``--set`` can state: with its help and how it is read."""
     return field(default=None, metadata={"setting": Setting(meaning, example, read, names)})
 
 
 def _yes_or_no(text: str) -> bool:
     return {"yes": True, "no": False}[text]
-
-
-def _stages(text: str) -> tuple[int, ...]:
-    return () if text == "none" else tuple(int(part) for part in text.split(","))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,16 +140,17 @@ class LoadHints:
         "of an RMT: the stages, counted from 1, whose attention is decomposed into rows and columns, or none. A wrong "
         "list raises no error, but the predictions are wrong",
         "1,2,3",
-        _stages,
+        lambda text: () if text == "none" else tuple(map(int, text.split(","))),
     )
     only_features: bool = False
     only_tensors: bool = False
 
     def __post_init__(self) -> None:
-        if self.image_size is not None and self.image_size < 1:
-            raise InputError(f"--image-size: expected at least 1, got {self.image_size}")
-        if self.resize_to is not None and self.resize_to < 1:
-            raise InputError(f"--resize-to: expected at least 1, got {self.resize_to}")
+        for name in ("image_size", "resize_to", "heads", "head_blocks"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                option = f"--set {name}" if name in SETTINGS else f"--{name.replace('_', '-')}"
+                raise InputError(f"{option}: expected at least 1, got {value}")
         if self.interpolation is not None:
             interpolation_named(self.interpolation)
             if self.resize_to is None:
@@ -184,16 +160,22 @@ class LoadHints:
                 )
         if self.channels is not None and self.channels not in CHANNELS:
             raise InputError(f"--set channels: expected one of {', '.join(map(str, CHANNELS))}, got {self.channels}")
-        if self.heads is not None and self.heads < 1:
-            raise InputError(f"--set heads: expected at least 1, got {self.heads}")
-        if self.head_blocks is not None and self.head_blocks < 1:
-            raise InputError(f"--set head_blocks: expected at least 1, got {self.head_blocks}")
         described = (self.head_blocks, self.head_average, self.head_name)
         if self.head is None and any(value not in (None, False) for value in described):
             raise InputError(
                 "--set head_blocks, head_average and head_name describe a linear head", hint="add --head FILE"
             )
-        self._check_network()
+        for name, values in (("source", SOURCES), ("pool", TYPED_POOLS)):
+            if getattr(self, name) not in (None, *values):
+                raise InputError(f"--set {name}: expected {' or '.join(values)}, got {getattr(self, name)!r}")
+        if self.scale_adjustment is not None and not 0 < self.scale_adjustment < math.inf:
+            raise InputError(f"--set scale_adjustment: expected a number above 0, got {self.scale_adjustment:g}")
+        stages = self.decomposed_stages
+        if stages is not None and (min(stages, default=1) < 1 or len({*stages}) != len(stages)):
+            raise InputError(
+                f"--set decomposed_stages: expected different numbers of at least 1, got {','.join(map(str, stages))}",
+                hint="type for example --set decomposed_stages=1,2,3; the first stage has the number 1",
+            )
 
     def typed(self) -> dict[str, str]:
         """Return what the options state about the network: field → the option with its value, as ``--set heads=4``.
@@ -210,22 +192,6 @@ class LoadHints:
         """Return field → the option as typed, for the fields of `OWN_HINTS` that the user gave."""
         typed = self.typed() | ({"model_args": "--model-args"} if self.model_args else {})
         return {name: typed[name] for name in OWN_HINTS if name in typed}
-
-    def _check_network(self) -> None:
-        if self.source not in (None, *SOURCES):
-            raise InputError(f"--set source: expected {' or '.join(SOURCES)}, got {self.source!r}")
-        if self.pool not in (None, *TYPED_POOLS):
-            raise InputError(f"--set pool: expected {' or '.join(TYPED_POOLS)}, got {self.pool!r}")
-        if self.scale_adjustment is not None and not 0 < self.scale_adjustment < math.inf:
-            raise InputError(f"--set scale_adjustment: expected a number above 0, got {self.scale_adjustment:g}")
-        if self.decomposed_stages is not None and (
-            min(self.decomposed_stages, default=1) < 1 or len({*self.decomposed_stages}) != len(self.decomposed_stages)
-        ):
-            given = ",".join(map(str, self.decomposed_stages))
-            raise InputError(
-                f"--set decomposed_stages: expected different numbers of at least 1, got {given}",
-                hint="type for example --set decomposed_stages=1,2,3; the first stage has the number 1",
-            )
 
 
 SETTINGS: dict[str, Setting] = {
@@ -258,7 +224,6 @@ def settings_from(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _text_of(value: Any) -> str:
-    """Return the text from which `settings_from` reads the value."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (tuple, list)):

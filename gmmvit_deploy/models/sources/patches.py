@@ -9,8 +9,6 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.shapes import asked_image, exact_root
 from gmmvit_deploy.models.specs import CHANNELS
 
-__all__ = ["image_of_patches"]
-
 
 def image_of_patches(
     source: str, hints: LoadHints, *, name: str, values: int, grid: int | None
@@ -18,15 +16,18 @@ def image_of_patches(
     """Return (side of the images, channels of the images, side of a patch).
 
     source: the name of the file.  name: the name of the linear layer.
-    values: the number of values of a patch of the image, c·p·p for c channels and patches of p × p pixels.
+    values: of a patch of the image, c·p·p for c channels and patches of p × p pixels.
     grid: the number of patches along a side of the image, or None for a file without position embeddings.
     The caller compares the side of the images with ``--image-size``.
-    Errors: CheckpointError when the user must give the channels or the side of the images, or gives a value that does
-    not fit ``values``.
+    Errors: CheckpointError when the user must give the channels or the size, or gives one that does not fit ``values``.
     """
     sides = {c: side for c in CHANNELS if (side := exact_root(values / c)) is not None and hints.channels in (None, c)}
     if len(sides) > 1 and hints.image_size is not None:
-        sides = {c: side for c, side in sides.items() if _tiles(hints.image_size, side, grid)} or sides
+        sides = {
+            c: side
+            for c, side in sides.items()
+            if hints.image_size % side == 0 and grid in (None, hints.image_size // side)
+        } or sides
     if not sides:
         possible = [c for c in CHANNELS if exact_root(values / c) is not None]
         fitting = " or ".join(f"--set channels={c}" for c in possible)
@@ -56,7 +57,3 @@ def image_of_patches(
             hint="type the --image-size that the model was trained with",
         )
     return image_size, channels, patch_size
-
-
-def _tiles(image_size: int, patch_size: int, grid: int | None) -> bool:
-    return image_size % patch_size == 0 if grid is None else image_size == grid * patch_size

@@ -5,11 +5,9 @@ from __future__ import annotations
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import LoadHints, Pool
 
-__all__ = ["asked_pool", "known_pool"]
-
 
 def asked_pool(source: str, hints: LoadHints) -> Pool:
-    """Return the user's ``--set pool``.  Errors: CheckpointError without the option.  source: the name of the file."""
+    """Return the user's ``--set pool``.  Errors: CheckpointError without the option."""
     if hints.pool is None or hints.pool == "pooler":
         raise CheckpointError(
             f"{source}: no tensor of this file shows what the classifier reads: the class token or the mean of all "

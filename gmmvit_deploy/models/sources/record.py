@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.images.labels import Task
 
-__all__ = ["KnownImages", "PlainValue", "RecordedOptions", "TrainingRecord"]
-
 PlainValue: TypeAlias = "str | bytes | int | float | bool | list[PlainValue] | tuple[PlainValue, ...] | set[PlainValue] | dict[PlainValue, PlainValue] | None"  # noqa: E501 - a string cannot be split in a recursive alias
 """Text, bytes, numbers, booleans, None, and lists, tuples, sets and dicts of such values."""
 
@@ -18,8 +16,7 @@ PlainValue: TypeAlias = "str | bytes | int | float | bool | list[PlainValue] | t
 class RecordedOptions(dict[str, PlainValue]):
     """The plain options of a training script.  A reader that asks for an option that is not plain gets an error.
 
-    A device or a date that no reader asks for does no harm; a default in place of a class in ``model_kwargs`` would
-    give other logits.
+    A default in place of a class in ``model_kwargs`` would give other logits.
     unread: name of an option → what it holds, such as ``model_kwargs.act_layer as torch.nn.ReLU``.
     parts: name of an option of ``unread`` that is a dict → the values of the dict, in the same form.
     """
@@ -46,11 +43,9 @@ class RecordedOptions(dict[str, PlainValue]):
         return super().__contains__(name)
 
     def arguments(self, name: str, typed: Collection[str]) -> Mapping[str, PlainValue]:
-        """Return the plain values of an option that is a dict, such as ``model_kwargs``; a value of the user replaces
-        one that is not plain.
+        """Return the plain values of an option that is a dict, such as ``model_kwargs``.
 
-        typed: the names of the values that the user typed.
-        Errors: CheckpointError when a value is not plain and the user typed none in its place.
+        Errors: CheckpointError when a value is not plain and the user typed none, by its name, in its place.
         """
         if name in self.parts and typed:
             for inner, held in self.parts[name].unread.items():
@@ -61,7 +56,6 @@ class RecordedOptions(dict[str, PlainValue]):
         return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
 
     def _not_plain(self, held: str, argument: str) -> CheckpointError:
-        """argument: the name in the option, if the option holds the arguments of the network."""
         replaced = (
             f"type --model-args '{{\"{argument}\": VALUE}}' with a plain value that builds the same network, such as "
             '"relu" for a class of torch.nn; or '

@@ -1,7 +1,7 @@
 """The preset that a training script stored in its file, for values of the network that no tensor shows.
 
-A wrong value raises no error, but gives other logits. The preset is therefore used only if its sizes equal the sizes of
-the tensors: a file with other sizes was trained with other arguments than the preset's.
+A wrong value raises no error, but gives other logits. The preset is therefore used only if its sizes are those of the
+tensors.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Generic, TypeVar
 
 from gmmvit_deploy.models.sources.shapes import Shapes
 from gmmvit_deploy.models.specs import ModelSpec
-
-__all__ = ["RecordedPreset", "recorded_preset"]
 
 SpecT = TypeVar("SpecT", bound=ModelSpec)
 
@@ -39,12 +37,9 @@ def recorded_preset(
 ) -> tuple[RecordedPreset[SpecT] | None, str]:
     """Return the preset that the entries ``arch`` and ``args.model`` of the file name, and why there is no preset.
 
-    preset_named: name of an architecture in the training code → the spec of the preset; None if there is no preset of
-    this name.
-    differences: the spec of a preset → a text for each size in which the tensors differ from the preset, such as
-    ``heads 4 (the preset has 8)``.
-    The second value continues a message after a clause, such as ``; arch of the file names vit_x, which is not …``.
-    The second value is empty if the preset is used, and if the file names no architecture.
+    preset_named: name of an architecture in the training code → the spec of the preset, or None.
+    differences: the spec of a preset → a text for each size in which the tensors differ from it.
+    The second value continues a message after a clause; it is empty if the preset is used, and if the file names none.
     """
     entries = {"arch": shapes.record.entries.get("arch"), "args.model": shapes.record.args.get("model")}
     named = {entry: name for entry, name in entries.items() if isinstance(name, str) and name}

@@ -30,10 +30,9 @@ def released_source(
     """Return the checkpoint source of a family whose files store every tensor of the model unchanged.
 
     names: spec → dict from name in the model to name in the released file.
-    signature, absent, spec, known_unused, name, own_hints, option, same_names: the same as for `CheckpointSource`.
     shown_heads: the function for `heads_of_preset`; None if the tensors of every file show the number of heads.
-    A model trained with the closed form of the mask never reads the stored base masks. For such a model the keys of the
-    stored base masks are added to the result of ``known_unused``.
+    The others are fields of `CheckpointSource`. The stored base masks, which a model with the closed form never reads,
+    are added to ``known_unused``.
     """
 
     def unused(model_spec: Any) -> Mapping[str, str]:
@@ -62,10 +61,7 @@ def released_source(
 
 
 def mask_names(mask: MaskSpec, ours: str, theirs: str) -> dict[str, str]:
-    """Return a dict from name in the model to name in the released file, for the tensors of a mask.
-
-    ours, theirs: the name of the mask in the model and in the released file.
-    """
+    """Return name in the model → name in the released file, for the tensors of a mask."""
     if mask.kind == "elm":
         return {f"{ours}.weight": f"{theirs}.mask"}
     if mask.kind == "plain":
@@ -77,11 +73,9 @@ def mask_names(mask: MaskSpec, ours: str, theirs: str) -> dict[str, str]:
 def block_names(
     ours: str, theirs: str, *, mask: MaskSpec, mask_at: str = "mask", projects: bool = True
 ) -> dict[str, str]:
-    """Return a dict from name in the model to name in the released file, for the tensors of a ViT or PiT block.
+    """Return name in the model → name in the released file, for the tensors of a ViT or PiT block.
 
-    ours, theirs: the name of the block in the model and in the released file.
-    mask_at: the name of the mask among the steps on the scores before softmax.
-    projects: True if the attention has an output projection.
+    mask_at: the name of the mask among the steps before softmax.  projects: whether there is an output projection.
     """
     pairs = {
         "attention_norm": "0.norm",

@@ -1,8 +1,8 @@
 """Infer a spec from the names and shapes of tensors: functions shared by all families.
 
-Shapes determine almost every field of a spec. The number of heads follows only from certain tensors, such as per-head
-masks, position bias tables and head mixing matrices. If a file has no such tensor, the user must give the number of
-heads: a model with a wrong number of heads loads without an error and computes wrong predictions.
+The number of heads follows only from certain tensors, such as per-head masks, position bias tables and head mixing
+matrices. Without such a tensor, the user must give it: a model with a wrong number of heads loads without an error and
+computes wrong predictions.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ class MissingTensorError(CheckpointError):
 class Shapes:
     """The shapes of a file's tensors by name.  The errors of the methods state the expected shape.
 
-    tensors: name → tensor.  source: the name of the file, for messages.
-    channels: the number of image channels that the user gave, or None.
-    record: the plain values that the training script stored beside the tensors; empty if not given.
+    source: the name of the file, for messages.  channels: the number of image channels that the user gave, or None.
+    record: the plain values that the training script stored beside the tensors.
     """
 
     def __init__(
@@ -57,10 +56,7 @@ class Shapes:
         return name in self.tensors
 
     def of(self, name: str, *, rank: int) -> tuple[int, ...]:
-        """Return the shape of a tensor.
-
-        Errors: CheckpointError when the tensor is absent, empty, or not of rank ``rank``.
-        """
+        """Return the shape of a tensor.  Errors: CheckpointError when it is absent, empty, or of another rank."""
         if name not in self.tensors:
             raise MissingTensorError(
                 f"{self.source}: tensor {name} is missing; its shape determines the size of the model",
@@ -79,8 +75,7 @@ class Shapes:
         """Return the number of layers, blocks or heads that the names count from 0, such as 9 for ``blocks.8.norm``.
 
         pattern: a regular expression that matches the start of a name, whose first group is the number in the name.
-        The result is 1 + the largest number, or 0 if no name matches.
-        Errors: CheckpointError when the result is larger than the number of tensors.
+        Errors: CheckpointError when the result, 1 + the largest number, is larger than the number of tensors.
         """
         matches = [match for match in map(re.compile(pattern).match, self.tensors) if match]
         last = max(matches, key=lambda match: int(match.group(1)), default=None)
@@ -95,8 +90,7 @@ class Shapes:
     def grid(self, positions: int, *, where: str) -> int:
         """Return the side of the square grid with this number of positions.
 
-        where: the tensor that shows the number of positions, for messages.
-        Errors: CheckpointError when ``positions`` is not a square number.
+        where: the tensor that shows the number.  Errors: CheckpointError when it is not a square number.
         """
         side = exact_root(positions)
         if side is None:
@@ -104,12 +98,10 @@ class Shapes:
         return side
 
     def linear_patch(self, name: str, *, views: int = 1) -> tuple[int, int]:
-        """Return (p, c) for a linear patch embedding: p, the side of a patch in pixels, and c, the number of channels.
+        """Return (p, c) for a linear patch embedding (D, views·c·p·p): the side of a patch in pixels, and the channels.
 
-        The tensor ``name`` has the shape (D, c·p·p), so the shape gives only the product c·p·p. If the user gives no
-        number of channels, c is 3, because the paper authors' released code trains on RGB images.
-        views: the number of shifted copies of the image that a patch holds, with the image: 5 with shifted patch
-        tokenisation, where the shape is (D, 5·c·p·p).
+        The shape gives only the product c·p·p. If the user gives no channels, c is 3, as in the paper authors' code.
+        views: 5 with shifted patch tokenisation, whose patches hold the image and four copies.
         Errors: CheckpointError when c·p·p is not c times a square number.
         """
         values = self.of(name, rank=2)[1]
@@ -131,7 +123,6 @@ class Shapes:
     def convolution_patch(self, name: str) -> tuple[int, int, int]:
         """Return (D, p, c) for a patch convolution whose weight has the shape (D, c, p, p).
 
-        D: the width.  p: the side of a patch in pixels.  c: the number of image channels.
         Errors: CheckpointError when the tensor has another shape, or an unsupported number of channels.
         """
         dim, channels, height, width = self.of(name, rank=4)
@@ -180,7 +171,7 @@ def refuse_depth(shapes: Shapes, depths: Mapping[str, Any], *, where: str, hint:
 def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec, int | None]:
     """Return (mask spec, number of heads) for an attention; the number of heads is None if the mask does not show it.
 
-    prefix: the common start of the names of the mask's tensors, without the last dot.
+    prefix: of the names of the mask's tensors, without the last dot.
     Errors: CheckpointError when a tensor of the mask is missing or a hint contradicts the file.
     """
     source = shapes.source
@@ -259,7 +250,6 @@ def infer_heads(
 
 
 def _divisors(width: int) -> list[int]:
-    """Return the possible numbers of heads: the divisors of ``width`` up to 64."""
     return [n for n in range(1, 65) if width % n == 0]
 
 
@@ -331,25 +321,9 @@ def preset_differences(spec: ModelSpec, preset: ModelSpec) -> list[str]:
 
 
 def field_differences(spec: ModelSpec, preset: ModelSpec, *, left_out: Collection[str]) -> list[str]:
-    """Return a text for each field in which the specs differ, such as ``heads 4 (the preset has 8)``.
-
-    left_out: the names of the fields that are not compared.
-    """
+    """Return a text for each field that is not left out and in which the specs differ."""
     return [
         f"{field} {getattr(spec, field)} (the preset has {getattr(preset, field)})"
         for field in type(spec).__dataclass_fields__
         if field not in left_out and getattr(spec, field) != getattr(preset, field)
     ]
-
-
-def compared_with_preset(spec: ModelSpec, preset: ModelSpec, *, name: str, source: str) -> None:
-    """Check that the spec of a file matches the preset.
-
-    name: the name of the preset.  source: the name of the file.  Both are for the message.
-    Errors: CheckpointError when fields differ; the message lists every differing field.
-    """
-    if differing := preset_differences(spec, preset):
-        raise CheckpointError(
-            f"{source}: the file does not match the preset {name}: {', '.join(differing)}",
-            hint=f"omit --preset {name}, or type the preset that the model was trained with",
-        )

@@ -1,8 +1,7 @@
 """`CheckpointSource`: the record of a code base that writes checkpoint files for a model family.
 
-The record states how to recognise the files, how to infer the spec, and how to map the tensors of a file to the tensors
-of the model. A family can have several sources, such as the paper authors' released code and a library that trains the
-same network with other names for the tensors.
+A family can have several sources, such as the paper authors' released code and a library that trains the same network
+with other names for the tensors.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ class Conversion:
     """Conversion of tensors of the file into a tensor of the model.
 
     keys: the names of the tensors in the file.
-    convert: a function that takes the tensors of ``keys`` in this order and returns the tensor of the model. The
-    function must not modify its arguments. `checkpoints.weights` checks the shape and the data type of the result.
+    convert: tensors of ``keys``, in this order → tensor of the model; must not modify its arguments.
     """
 
     keys: tuple[str, ...]
@@ -43,26 +41,6 @@ def origin_keys(origin: str | Conversion) -> tuple[str, ...]:
     return (origin,) if isinstance(origin, str) else origin.keys
 
 
-def _nothing_known(shapes: Shapes, hints: LoadHints, spec: Any) -> KnownImages:
-    return KnownImages()
-
-
-def _unknown_interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation | None:
-    return None
-
-
-def _no_older_names(shapes: Shapes, hints: LoadHints) -> Mapping[str, Tensor] | None:
-    return None
-
-
-def _nothing_taken(shapes: Shapes, hints: LoadHints, spec: Any) -> Mapping[str, str]:
-    return {}
-
-
-def _nothing_unused(spec: Any) -> Mapping[str, str]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSource:
     """Checkpoint files that a code base writes for a family.
@@ -76,15 +54,14 @@ class CheckpointSource:
     spec:         function (shapes, hints) → spec of the model. Errors: CheckpointError, for example when the tensors
                   do not show the number of heads, the image size or the channels, and the user did not give the value.
     tensors:      function spec → origin of each tensor of the model
-    known_unused: function spec → dict: the keys are those that a file may contain but the network never reads, and the
-                  values are the reasons
+    known_unused: function spec → dict: key that a file may contain but the network never reads → the reason
     interpolation: function (shapes, hints) → the algorithm with which the code that wrote the file resamples position
                   embeddings for another image size; None if the file does not show the code
     taken_from:   function (shapes, hints, spec) → dict for the fields of the spec that no tensor shows and no option
                   states: name of the field → where the value comes from, such as ``the preset RMT_S, which args.model
                   of the file names``
-    own_hints:    the fields of `OWN_HINTS` that ``spec`` reads. The loader refuses the options of the other fields
-                  (`sources.options`), so that no option is ignored
+    own_hints:    the fields of `OWN_HINTS` that ``spec`` reads. The loader refuses the options of the other fields, so
+                  that no option is ignored
     option:       the value of ``--set source`` that names this source; empty if no value names the source. A file that
                   several sources with options recognise is refused unless the user types ``--set source``
     same_names:   other value of ``--set source`` → regular expressions. The code that the value names writes files with
@@ -98,18 +75,18 @@ class CheckpointSource:
     signature: tuple[str, ...]
     spec: Callable[[Shapes, LoadHints], Any]
     tensors: Callable[[Any], TensorOrigins]
-    known_unused: Callable[[Any], Mapping[str, str]] = field(default=_nothing_unused)
-    interpolation: Callable[[Shapes, LoadHints], Interpolation | None] = field(default=_unknown_interpolation)
-    images: Callable[[Shapes, LoadHints, Any], KnownImages] = field(default=_nothing_known)
-    present_names: Callable[[Shapes, LoadHints], Mapping[str, Tensor] | None] = field(default=_no_older_names)
+    known_unused: Callable[[Any], Mapping[str, str]] = lambda spec: {}
+    interpolation: Callable[[Shapes, LoadHints], Interpolation | None] = lambda shapes, hints: None
+    images: Callable[[Shapes, LoadHints, Any], KnownImages] = lambda shapes, hints, spec: KnownImages()
+    present_names: Callable[[Shapes, LoadHints], Mapping[str, Tensor] | None] = lambda shapes, hints: None
     absent: tuple[str, ...] = ()
-    taken_from: Callable[[Shapes, LoadHints, Any], Mapping[str, str]] = field(default=_nothing_taken)
+    taken_from: Callable[[Shapes, LoadHints, Any], Mapping[str, str]] = lambda shapes, hints, spec: {}
     own_hints: tuple[OwnHint, ...] = ()
     option: str = ""
     same_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def recognises(self, names: Iterable[str]) -> bool:
-        """Return whether every pattern of ``signature``, and no pattern of ``absent``, matches the start of a name."""
+        """Return whether a file with these names of tensors belongs to this source (``signature`` and ``absent``)."""
         listed = list(names)
         return not self.missing(listed) and not _any_present(self.absent, listed)
 

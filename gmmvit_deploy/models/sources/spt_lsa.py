@@ -43,7 +43,7 @@ def spt_lsa_source(
 
     signature: the expressions of the source of files without both.
     either: expressions for keys that only SPT or only LSA writes; at least one must match.
-    spec, names, own_hints, shown_heads: the same as for `released_source`.
+    The others are those of `released_source`.
     """
     return released_source(
         name="the released code of SPT and LSA",
@@ -58,11 +58,10 @@ def spt_lsa_source(
 
 
 def shifted_patch(shapes: Shapes, prefix: str) -> tuple[int, int, int]:
-    """Return (D, m, c) for shifted patch tokenisation of images.
+    """Return (width, side of a patch in pixels, channels of the images) for shifted patch tokenisation.
 
-    D: the width.  m: the side of a patch in pixels.  c: the number of image channels.
-    prefix: the common start of the names, such as ``to_patch_embedding.merging``.
-    Errors: CheckpointError when the linear layer is missing, or when its input width is not 5·c·m².
+    prefix: of the names, such as ``to_patch_embedding.merging``.
+    Errors: CheckpointError when the linear layer is missing, or when its input width does not fit.
     """
     name = f"{prefix}.2.weight"
     side, channels = shapes.linear_patch(name, views=VIEWS)

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import gmmvit_deploy.models.folding.dead_masks as removal
-import gmmvit_deploy.models.layers.dead_masks as search
+import gmmvit_deploy.models.folding.dead_masks as passes
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.pit.spec import PiTSpec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
-from gmmvit_deploy.models.folding.dead_masks import drop_dead_masks
-from gmmvit_deploy.models.folding.fold import fold, folding_passes, recorded_passes
+from gmmvit_deploy.models.folding.dead_masks import dead_masks, drop_dead_masks
+from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.folding.passes import fold_masks
-from gmmvit_deploy.models.layers.dead_masks import dead_masks
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.scores.masks import ElementwiseMask, Mask, PrefixMask
 from gmmvit_deploy.models.specs import MaskSpec, input_shape
-from tests.conftest import Golden, golden
+from tests.conftest import Golden
+from tests.golden_files import trained
 from tests.models.families.test_families import pit_specs
 
 LAST_OF_PIT = "stages.2.0.attention"
-
-
-def trained(name: str) -> Model:
-    case = golden(name)
-    return load_checkpoint(case.path, case.hints).model.requires_grad_(False)
 
 
 def vit(masks: Callable[[], Mask | None], *, class_token: bool, depth: int = 3) -> Model:
@@ -65,16 +58,6 @@ def test_only_the_last_mask_of_a_pit_is_removed(each_golden: Golden) -> None:
                                                            "stages.1.1.attention"]  # fmt: skip
         assert [name for name, _ in dict(attention_scores(result.model))[LAST_OF_PIT].steps()] == ["before.scale"]
     assert fold(result.model).passes["drop_dead_masks"] == ()
-
-
-@pytest.mark.parametrize("name", ["pit_gmm", "pit_elm"])
-def test_the_logits_are_the_same_bits(name: str) -> None:
-    model, images = trained(name), torch.from_numpy(golden(name).inputs)
-    without = fold(model)
-    kept = fold(model, [run for run in folding_passes(model.spec) if run is not drop_dead_masks])
-    assert len(kept.masks) == len(without.masks) + 1
-    assert without.model(images).equal(kept.model(images))
-    np.testing.assert_allclose(without.model(images).numpy(), golden(name).logits, rtol=0, atol=golden(name).atol)
 
 
 @settings(max_examples=15, deadline=None)
@@ -126,7 +109,7 @@ def test_one_entry_that_is_read_keeps_a_mask() -> None:
 def test_a_random_network_that_shows_nothing_keeps_all_masks(
     part: str, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill = search._fill_with_random_values
+    fill = passes._fill_with_random_values
 
     def filled(network: torch.nn.Module, generator: torch.Generator) -> None:
         fill(network, generator)
@@ -134,14 +117,14 @@ def test_a_random_network_that_shows_nothing_keeps_all_masks(
             if part in name:
                 parameter.mul_(factor)
 
-    monkeypatch.setattr(search, "_fill_with_random_values", filled)
+    monkeypatch.setattr(passes, "_fill_with_random_values", filled)
     assert dead_masks(trained("pit_gmm")) == ()
 
 
 def test_a_mask_that_is_removed_wrongly_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = trained("pit_gmm")
     fold_masks(model)
-    monkeypatch.setattr(removal, "dead_masks", lambda _: (("stages.1.1.attention", "before.mask"),))
+    monkeypatch.setattr(passes, "dead_masks", lambda _: (("stages.1.1.attention", "before.mask"),))
     with pytest.raises(FoldError, match=r"changed the logits by .* removed the masks of stages\.1\.1\.attention"):
         drop_dead_masks(model)
 
@@ -151,9 +134,3 @@ def test_logits_that_are_not_finite_keep_all_masks() -> None:
     fold_masks(model)
     model.head.weight.fill_(float("nan"))
     assert drop_dead_masks(model) == ()
-
-
-def test_passes_of_older_bundles_keep_the_dead_mask() -> None:
-    spec = trained("pit_gmm").spec
-    assert drop_dead_masks not in recorded_passes(spec, ("fold_masks", "merge_scale", "narrow_last_block"))
-    assert recorded_passes(spec, ("fold_masks", "drop_dead_masks")) == folding_passes(spec)

@@ -9,18 +9,17 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.cait.folding import WideHeadsAttention, widen_heads
 from gmmvit_deploy.models.families.cait.spec import CaiTSpec
 from gmmvit_deploy.models.families.swin.spec import SwinSpec
-from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines
-from gmmvit_deploy.models.folding.head_padding import pad_heads
+from gmmvit_deploy.models.folding.engine_forms import pad_heads
+from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines
 from gmmvit_deploy.models.layers.head_dims import padded_head_dim
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 from tests.conftest import EXPORTED, golden
 from tests.exact import assert_same_logits, exact_logits
-from tests.golden_files import each_export
+from tests.golden_files import each_export, trained
 from tests.models.families.test_families import cait_specs, pit_specs, swin_specs
 
 SHARED_SWIN = SwinSpec(
@@ -37,14 +36,9 @@ SHARED_SWIN = SwinSpec(
 """A mask that all heads share, with shifted windows: the mask must be repeated for heads and for windows."""
 
 
-def folded(name: str) -> FoldedModel:
-    case = golden(name)
-    return fold(load_checkpoint(case.path, case.hints).model)
-
-
 @pytest.mark.parametrize("name", each_export(EXPORTED))
 def test_logits_stay_the_same(name: str) -> None:
-    plain = folded(name)
+    plain = fold(trained(name))
     images = torch.from_numpy(golden(name).inputs)
     expected = exact_logits(plain.model, images)
     for quantized in (False, True):
@@ -66,7 +60,7 @@ def test_logits_stay_the_same_in_shapes_that_no_golden_file_has(spec: ModelSpec)
 
 @pytest.mark.parametrize(("name", "widened"), [("cait_plain", 5), ("cait_gmm", 2), ("sl_cait", 5), ("vp_cait", 3)])
 def test_talking_heads_widen_where_all_heads_share_a_mask(name: str, widened: int) -> None:
-    engine = fold_for_engines(folded(name), [widen_heads])
+    engine = fold_for_engines(fold(trained(name)), [widen_heads])
     assert len(engine.passes["widen_heads"]) == widened
     assert sum(isinstance(module, WideHeadsAttention) for module in engine.model.modules()) == widened
 
@@ -98,4 +92,4 @@ def test_padded_head_dims(head_dim: int, padded: int) -> None:
 
 @pytest.mark.parametrize("name", ["vit_gmm", "vit_gmm_one_head", "t2t_gmm", "cait_gmm"])
 def test_head_dims_that_are_good_are_left_alone(name: str) -> None:
-    assert fold_for_engines(folded(name), [pad_heads]).passes["pad_heads"] == ()
+    assert fold_for_engines(fold(trained(name)), [pad_heads]).passes["pad_heads"] == ()

@@ -5,22 +5,15 @@ import torch
 from torch import nn
 
 from gmmvit_deploy.bench.roofline import work_of_graph
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.folding.last_block import narrow_last_block
 from gmmvit_deploy.models.folding.passes import fold_biases
 from gmmvit_deploy.models.layers.blocks import Mlp
-from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.unfolding import Unfold, UnfoldConvolution
 from gmmvit_deploy.models.scores.attention import attention_scores
-from tests.conftest import golden
-
-
-def trained(name: str) -> Model:
-    case = golden(name)
-    return load_checkpoint(case.path, case.hints).model.requires_grad_(False)
+from tests.golden_files import trained
 
 
 def test_swin_biases_equal_the_trained_biases_bit_for_bit() -> None:

@@ -26,7 +26,7 @@ from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal, ZeroDiagonal
 from gmmvit_deploy.models.scores.heads import HeadMixing
 from gmmvit_deploy.models.scores.masks import ElementwiseMask
 from gmmvit_deploy.models.scores.scales import LearnedTemperature, Scale
-from gmmvit_deploy.models.scores.step import Constant, Multiply
+from gmmvit_deploy.models.scores.step import Multiply, Step
 
 HEADS, N = 2, 4
 
@@ -61,39 +61,32 @@ def temperature() -> LearnedTemperature:
     return LearnedTemperature(torch.tensor([0.5, 2.0]))
 
 
-def test_locality_self_attention_keeps_its_roles_and_its_bits() -> None:
-    scores = AttentionScores({"temperature": temperature(), "diagonal": MaskedDiagonal(N, -math.inf)})
-    before = weights(scores)
-    assert folded(scores) == {"fold_scales": ("attention",), "fold_biases": ("attention",)}
-    assert roles(scores) == ["scale", "score_bias"]
-    assert all(isinstance(step, Constant) for _, step in scores.steps())
-    assert not list(scores.parameters())
-    assert weights(scores).equal(before)
+def mixing() -> HeadMixing:
+    return HeadMixing(torch.randn(HEADS, HEADS))
 
 
-def test_temperature_goes_into_the_mask_behind_it() -> None:
-    scores = AttentionScores({"temperature": temperature(), "diagonal": ZeroDiagonal(N)})
+@pytest.mark.parametrize(
+    ("steps", "passes", "left"),
+    [
+        ((temperature(), MaskedDiagonal(N)), ["fold_scales", "fold_biases"], ["scale", "score_bias"]),
+        ((temperature(), ZeroDiagonal(N)), ["fold_scales", "fold_masks", "merge_scale"], ["mask"]),
+        ((temperature(), mixing()), ["fold_scales", "merge_scale_into_mixing"], ["mixing"]),
+        ((Scale(0.5), ManhattanDecay(-torch.rand(HEADS), 2)), ["fold_biases"], ["scale", "score_bias"]),
+        (
+            (Scale(0.5), MaskedDiagonal(N, -100.0), ElementwiseMask(torch.rand(N, N))),
+            ["fold_masks", "fold_biases"],
+            ["scale", "score_bias", "mask"],
+        ),
+        ((Scale(0.5), MaskedDiagonal(N, -100.0), mixing()), ["fold_biases"], ["scale", "score_bias", "mixing"]),
+    ],
+    ids=["LSA", "temperature and mask", "temperature and mixing", "decay", "bias before mask", "bias before mixing"],
+)
+def test_the_passes_that_change_an_attention(steps: tuple[Step, ...], passes: list[str], left: list[str]) -> None:
+    scores = AttentionScores({f"step{index}": step for index, step in enumerate(steps)})
     before = weights(scores)
-    changed = folded(scores)
-    assert list(changed) == ["fold_scales", "fold_masks", "merge_scale"]
-    assert roles(scores) == ["mask"]
+    assert folded(scores) == dict.fromkeys(passes, ("attention",))
+    assert roles(scores) == left
     torch.testing.assert_close(weights(scores), before)
-
-
-def test_temperature_goes_into_the_mixing_behind_it() -> None:
-    scores = AttentionScores({"temperature": temperature(), "mixing": HeadMixing(torch.randn(HEADS, HEADS))})
-    before = weights(scores)
-    assert list(folded(scores)) == ["fold_scales", "merge_scale_into_mixing"]
-    assert roles(scores) == ["mixing"]
-    torch.testing.assert_close(weights(scores), before)
-
-
-def test_decay_becomes_a_constant_and_leaves_the_scale_alone() -> None:
-    scores = AttentionScores({"scale": Scale(0.5), "decay": ManhattanDecay(-torch.rand(HEADS), 2)})
-    before = weights(scores)
-    assert folded(scores) == {"fold_biases": ("attention",)}
-    assert roles(scores) == ["scale", "score_bias"]
-    assert weights(scores).equal(before)
 
 
 def test_infinity_on_purpose_is_allowed_and_by_accident_is_not() -> None:
@@ -120,19 +113,6 @@ def test_a_step_that_no_pass_folds_is_an_error() -> None:
         require_constant_steps(model)
 
 
-def test_a_scale_is_left_alone_where_another_step_stands_between() -> None:
-    mask, diagonal = ElementwiseMask(torch.rand(N, N)), MaskedDiagonal(N, -100.0)
-    scores = AttentionScores({"scale": Scale(0.5), "diagonal": diagonal, "mask": mask})
-    before = weights(scores)
-    assert sorted(folded(scores)) == ["fold_biases", "fold_masks"]
-    assert roles(scores) == ["scale", "score_bias", "mask"]
-    assert weights(scores).equal(before)
-    mixing = HeadMixing(torch.randn(HEADS, HEADS))
-    mixes = AttentionScores({"scale": Scale(0.5), "diagonal": MaskedDiagonal(N, -100.0), "mixing": mixing})
-    assert list(folded(mixes)) == ["fold_biases"]
-    assert roles(mixes) == ["scale", "score_bias", "mixing"]
-
-
 def test_a_bias_and_a_masked_diagonal_become_a_single_bias() -> None:
     scores = AttentionScores({"decay": ManhattanDecay(-torch.rand(HEADS), 2), "diagonal": MaskedDiagonal(N, -math.inf)})
     before, model = weights(scores), attention(scores)
@@ -150,8 +130,6 @@ def test_a_row_of_minus_infinity_is_refused() -> None:
     fold_biases(model)
     with pytest.raises(FoldError, match=r"a row of the bias before\.diagonal is −∞ in every entry"):
         merge_biases(model)
-    with pytest.raises(ValueError, match="expected at least 2 tokens, got 1"):
-        MaskedDiagonal(1)
 
 
 def projecting(scores: AttentionScores) -> nn.Module:

@@ -10,7 +10,6 @@ import onnx
 import pytest
 import torch
 
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.models.families import model_from_spec
@@ -29,16 +28,12 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.runtimes.runners.open import open_runner
-from tests.conftest import MANIFEST, golden
+from tests.conftest import MANIFEST
 from tests.exact import exact_logits
+from tests.golden_files import trained
 
 NAMES = tuple(name for name, entry in MANIFEST.items() if entry["family"] == "rmt")
 each_file = pytest.mark.parametrize("name", NAMES)
-
-
-def trained(name: str) -> Model:
-    case = golden(name)
-    return load_checkpoint(case.path, case.hints).model.requires_grad_(False)
 
 
 @each_file

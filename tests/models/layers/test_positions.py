@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from gmmvit_deploy.errors import InputError, SpecError
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.layers.positions import Grid, resample_positions
-from gmmvit_deploy.models.specs import Interpolation, interpolation_named
+from gmmvit_deploy.models.specs import Interpolation
 from tests.conftest import GOLDEN
 
 ALL: tuple[Interpolation, ...] = get_args(Interpolation)
@@ -83,8 +83,3 @@ def test_embeddings_that_do_not_fit_the_grid_are_refused() -> None:
         resample_positions(positions, (3, 3), interpolation="timm", prefix=17)
     with pytest.raises(InputError, match="at least 1 row and 1 column, got 0 × 3"):
         resample_positions(positions, (0, 3), interpolation="timm", prefix=1)
-
-
-def test_an_unknown_algorithm_is_refused() -> None:
-    with pytest.raises(SpecError, match="expected one of timm, torchvision, deit, dino, got 'bicubic'"):
-        interpolation_named("bicubic")

@@ -1,4 +1,4 @@
-"""Every option is read by the source of the file, or refused."""
+"""Every option is read, by the source of the file, or refused."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
-from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.errors import CheckpointError, InputError
 from gmmvit_deploy.models.families import FAMILIES
-from gmmvit_deploy.models.sources.hints import OWN_HINTS, SOURCES, LoadHints
+from gmmvit_deploy.models.sources.hints import OWN_HINTS, SOURCES, LoadHints, settings_from
 from tests.conftest import EACH_FAMILY, MANIFEST, golden
 
 OPTIONS: dict[str, tuple[Any, str]] = {
@@ -87,3 +87,54 @@ def test_the_weights_of_a_bundle_need_no_option(option: str, tmp_path: Path) -> 
     value, typed = OPTIONS.get(option, ("spt-lsa", "--set source=spt-lsa"))
     with pytest.raises(CheckpointError, match=f"{typed} does not apply to a file that holds the spec of the model"):
         load_checkpoint(path, LoadHints(**{option: value}))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("heads=4", 4),
+        ("decomposed_stages=none", ()),
+        ("decomposed_stages=1,2,3", (1, 2, 3)),
+        ("scale_adjustment=0.5", 0.5),
+        ("transform_scale=no", False),
+        ("pool=cls", "cls"),
+    ],
+)
+def test_a_setting_is_read(text: str, value: object) -> None:
+    name = text.partition("=")[0]
+    hints = LoadHints(**settings_from([text]))
+    assert getattr(hints, name) == value
+    assert hints.typed()[name] == f"--set {text}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("heads", "--set heads: expected NAME=VALUE"),
+        ("heads=four", "--set heads: expected a whole number, got 'four'"),
+        ("decomposed_stages=1,,2", "--set decomposed_stages: expected numbers separated by commas, or none"),
+        ("transform_scale=1", "--set transform_scale: expected yes or no, got '1'"),
+        ("haeds=4", "--set haeds=4: expected NAME=VALUE with one of the names heads, closed_form"),
+    ],
+)
+def test_another_text_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        settings_from([text])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"decomposed_stages": (0, 1)}, "--set decomposed_stages: expected different numbers of at least 1, got 0,1"),
+        ({"scale_adjustment": 0.0}, "--set scale_adjustment: expected a number above 0, got 0"),
+        ({"pool": "max"}, "--set pool: expected cls or mean or pooler, got 'max'"),
+        ({"source": "keras"}, "--set source: expected spt-lsa or vit-pytorch, got 'keras'"),
+        ({"image_size": 0}, "--image-size: expected at least 1, got 0"),
+        ({"heads": 0}, "--set heads: expected at least 1, got 0"),
+        ({"channels": 5}, "--set channels: expected one of 1, 2, 3, 4, got 5"),
+        ({"interpolation": "bicubic"}, "expected one of timm, torchvision, deit, dino, got 'bicubic'"),
+    ],
+)
+def test_values_out_of_range_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        LoadHints(**values)
