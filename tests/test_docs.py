@@ -26,7 +26,7 @@ from gmmvit_cli.main import app
 from gmmvit_deploy.demo import _digits as digits
 from gmmvit_deploy.demo.models import OwnModel, save_checkpoint
 from gmmvit_deploy.demo.run import _save_images
-from gmmvit_deploy.images.data.open import KINDS
+from gmmvit_deploy.images.data.files import KINDS
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.folding.fold import folding_passes

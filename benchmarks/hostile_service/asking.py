@@ -20,8 +20,6 @@ from tests.hostile.commands import Sandbox
 from tests.hostile.http_requests import Held
 from tests.hostile.images import bomb
 
-__all__ = ["PATIENCE", "Asker", "recorded", "worst_of"]
-
 PATIENCE = 4
 """An input without an answer is sent again with a time limit so many times as long: other programs can use the machine.
 An input hangs if it gets no answer twice."""

@@ -15,8 +15,6 @@ from tests.hostile.case import ANSWERED, CLOSED, FAILED, HANG, REFUSED, Outcome
 from tests.hostile.grpc_requests import Call, images_request, sound_request
 from tests.hostile.http_requests import AUTH, CLASSIFY, Held, Request
 
-__all__ = ["send_call", "send_held", "send_images", "send_requests", "sound"]
-
 _SOUND_S = 10.0
 _MOST_BYTES = 256 << 20
 _REFUSED = {

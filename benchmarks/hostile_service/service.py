@@ -25,8 +25,6 @@ from gmmvit_deploy.serving.ports import free_ports
 from tests.hostile.commands import Sandbox
 from tests.hostile.http_requests import CLASSIFY, GRPC_PORT, OWN_REGIONS
 
-__all__ = ["LIMIT_S", "Service"]
-
 LIMIT_S = 40.0
 """The time limit of an answer."""
 

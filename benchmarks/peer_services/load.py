@@ -15,8 +15,6 @@ import numpy as np
 
 from benchmarks.shared.open_loop import Outcome, http_sender, open_loop
 
-__all__ = ["Address", "LoadFailed", "closed_rate", "latencies_ms", "post", "require_wrk"]
-
 _SCRIPT = Path(__file__).with_name("post.lua")
 _DEADLINE_S = 30.0
 

@@ -25,8 +25,6 @@ from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.tolerances import limit_from_noise
 from tests.random_bundles import random_bundle
 
-__all__ = ["NETWORKS", "Expected", "Network", "photograph", "preprocessing", "write_straight"]
-
 _ROUNDING = 2e-6
 """A probability in an answer is float32, or the decimal number that float32 prints as."""
 

@@ -20,8 +20,6 @@ from benchmarks.peer_services.running import NotStarted, Service
 from benchmarks.shared.places import BENCHMARKS, ROOT
 from gmmvit_deploy.serving.ports import free_ports
 
-__all__ = ["PEERS", "Answer", "Program", "our_programs", "peer_program"]
-
 PEERS = {"fastapi": "FastAPI", "litserve": "LitServe", "bentoml": "BentoML", "ray": "Ray Serve", "mosec": "mosec"}
 """Name of a file in this folder, without ``_service.py`` → the peer's name."""
 MAX_BATCH = 16

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["NotStarted", "Service"]
-
 _POLL_S = 0.1
 _EXIT_S = 20
 

@@ -11,8 +11,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Checkout", "commit_of", "opened_checkout"]
-
 _WORKER = Path(__file__).with_name("checkout_worker.py")
 
 

@@ -21,15 +21,6 @@ from gmmvit_deploy.runtimes.programs.cores import cpu_features
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
 from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 
-__all__ = [
-    "HAS_BF16",
-    "RUNNERS",
-    "cpu_program",
-    "required_kernels",
-    "runner_of",
-    "straight_openvino",
-]
-
 HAS_BF16 = "avx512_bf16" in cpu_features()
 
 RUNNERS: dict[str, Precision] = {"openvino+kernels": "fp32"}

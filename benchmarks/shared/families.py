@@ -17,7 +17,6 @@ import onnx
 import torch
 from torch import nn
 
-from benchmarks.shared.places import FAMILIES
 from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.systems import SYSTEMS, system_pair
 from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
@@ -30,8 +29,6 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import MaskSpec, input_shape
 from gmmvit_deploy.precision import Precision, Role
 from gmmvit_deploy.runtimes.runners.runner import Device
-
-__all__ = ["FAMILIES", "as_released", "compiled", "eager", "graphs_of", "pair"]
 
 _CALIBRATION_BATCHES = 4
 

@@ -21,8 +21,6 @@ from scipy import stats
 
 from tests.serving.processes import kinds_of
 
-__all__ = ["Growth", "Sampler", "fitted", "grown"]
-
 BLOCKS = 12
 MEBIBYTE = 2**20
 MEMORY_LIMIT, MEMORY_SHARE = 8.0, 0.05

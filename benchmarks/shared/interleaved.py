@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.measure.turns import seconds_of_turn
 
-__all__ = ["Program", "Timed", "time_rounds", "turns"]
-
 Program = Callable[[NDArray[Any]], NDArray[Any]]
 """Images (B, channels, height, width) → logits (B, classes)."""
 

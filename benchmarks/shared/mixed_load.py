@@ -26,8 +26,6 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.runtimes.programs.access import Access
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier
 
-__all__ = ["EXPECTED", "MixedLoad"]
-
 EXPECTED = {
     "png": "OK",
     "classify": "200",

@@ -18,19 +18,6 @@ import numpy as np
 
 from tests.serving import stand_in
 
-__all__ = [
-    "KEY",
-    "Outcome",
-    "Send",
-    "closed_loop",
-    "grpc_sender",
-    "http_request",
-    "http_sender",
-    "message",
-    "open_loop",
-    "summary",
-]
-
 KEY = "key-of-the-benchmark-0123456789"
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from benchmarks.shared.places import RESULTS, result_of
 
-__all__ = ["parsed", "script_parser"]
-
 
 def script_parser(description: str | None, script: str, *, suffix: str = ".json") -> argparse.ArgumentParser:
     """Return the parser of a script, with ``--output``.

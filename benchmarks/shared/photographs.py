@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageFilter
 
-__all__ = ["crops_of", "shifted"]
-
 Pixels = NDArray[np.uint8]
 """(N, height, width, 3)."""
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from gmmvit_deploy.models import families
 from gmmvit_deploy.models.families import PRESETS
 
-__all__ = ["BENCHMARKS", "FAMILIES", "RESULTS", "ROOT", "result_of"]
-
 BENCHMARKS = Path(__file__).parents[1]
 ROOT = BENCHMARKS.parent
 RESULTS = BENCHMARKS / "results"

@@ -11,8 +11,6 @@ from benchmarks.shared.places import RESULTS
 from benchmarks.shared.systems import MEASURED
 from gmmvit_deploy.measure.statistics import Ratio
 
-__all__ = ["best_straight_of", "by_family", "by_run", "card_lines", "cross_of", "interval", "result", "row_of", "table"]
-
 
 def result(script: str) -> dict[str, Any]:
     """Read the result of a script such as ``served``."""

@@ -21,8 +21,6 @@ from gmmvit_deploy.bench.report import MOST_SPREAD, machine_reasons
 from gmmvit_deploy.bundle.artifacts import tool_versions
 from gmmvit_deploy.measure.statistics import Ratio
 
-__all__ = ["unsteady", "written"]
-
 
 @contextmanager
 def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -> Iterator[dict[str, Any]]:

@@ -9,8 +9,6 @@ from torch import nn
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.export.onnx_from_model import OPSET, quiet_exporter
 
-__all__ = ["straight_graph"]
-
 
 def straight_graph(model: nn.Module, image_shape: tuple[int, ...], max_batch: int) -> onnx.ModelProto:
     """Export a module as users do without this project: PyTorch's exporter with its optimisation, and nothing else.

@@ -30,8 +30,6 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 
-__all__ = ["MEASURED", "SYSTEMS", "System", "system_model", "system_pair"]
-
 LSA_FAMILIES = tuple(family.name for family in families.FAMILIES if "spt-lsa" in family.variants())
 """The families that have variants with SPT and LSA."""
 

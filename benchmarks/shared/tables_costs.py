@@ -7,8 +7,6 @@ from typing import Any
 
 from benchmarks.shared.results import interval, table
 
-__all__ = ["masked_attention_table"]
-
 
 def masked_attention_table(attentions: Mapping[str, Any]) -> str:
     """Return a table with a row for each shape and data type: the time of each program / the time of ``plain``.

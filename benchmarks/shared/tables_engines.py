@@ -6,8 +6,6 @@ from typing import Any
 
 from gmmvit_deploy.precision import PRECISIONS
 
-__all__ = ["engines_table", "every_engine", "head_dims_table", "systems_table"]
-
 
 def engines_table(results: dict[str, Any]) -> str:
     """Return a table with a row for each family and mask: fused attentions, kernels by precision, cost of the mask."""

@@ -7,8 +7,6 @@ from typing import Any
 from benchmarks.shared.places import FAMILIES
 from benchmarks.shared.results import best_straight_of, cross_of, interval, table
 
-__all__ = ["gains_table", "headline_table"]
-
 OURS = {"fp32": "openvino+kernels", "bf16": "openvino+kernels:bf16", "int8": "openvino+kernels:int8"}
 THEIRS = {"fp32": "plain export, fp32", "bf16": "plain export, bf16", "int8": "NNCF, int8"}
 PLAIN, FLOAT32, NNCF, OUR_INT8 = (

@@ -8,8 +8,6 @@ from typing import Any
 from benchmarks.shared.results import card_lines, cross_of, interval, table
 from gmmvit_deploy.reports.plotting import figure_and_axes, line_style, svg
 
-__all__ = ["int8_page", "int8_plot"]
-
 SETS = ("judged", "shifted", "aside")
 _BATCHES = ("1", "16")
 _PLOTTED = "judged"

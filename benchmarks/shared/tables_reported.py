@@ -28,8 +28,6 @@ from benchmarks.shared.tables_serving import (
 from benchmarks.shared.timm_architectures import ARCHITECTURES
 from benchmarks.timm_sweep import NETWORKS
 
-__all__ = ["SHOWN", "documented_tables", "page_tables"]
-
 SHOWN = {
     "fastest_gpu": ("fastest_gpu", "mask_free_gpu"),
     "masked_attention_gpu": ("masked_attention",),

@@ -7,23 +7,6 @@ from typing import Any
 
 from benchmarks.shared.results import interval, table
 
-__all__ = [
-    "bulk_table",
-    "classify_cost_table",
-    "every_input",
-    "gateway_cost_table",
-    "hostile_memory",
-    "hostile_summary",
-    "hostile_table",
-    "large_images_table",
-    "one_image_parts_table",
-    "one_image_table",
-    "overload_table",
-    "peers_table",
-    "rollout_table",
-    "soak_table",
-]
-
 _ANSWERS = ("refused", "answered", "failed", "closed", "crash", "hang")
 _PLACES = {"direct": "Triton directly", "gateway": "through the gateway"}
 

@@ -15,8 +15,6 @@ from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT
 from gmmvit_deploy.models.sources.hints import LoadHints
 from tests.uneven_attention import perturbed
 
-__all__ = ["ARCHITECTURES", "CLASSES", "Architecture", "network_of"]
-
 CLASSES = 10
 _STEM = ((24, 2), (48, 2), (96, 2), (192, 2))  # (channels, stride) of the convolutions of 3×3
 

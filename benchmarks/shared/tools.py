@@ -8,8 +8,6 @@ from typing import Any
 
 from benchmarks.shared.places import ROOT
 
-__all__ = ["why_failed"]
-
 
 def why_failed(command: Sequence[Any]) -> str:
     """Run a command in the repository, and return the last line that names its error; "" if the command succeeds."""

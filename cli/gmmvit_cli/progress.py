@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Task
 
-__all__ = ["LINE_MARK", "Lines", "progress"]
-
 LINE_MARK = "·"
 """First character of every progress line, so that a reader of stderr can tell it from an error."""
 _QUIET_S = 1.0  # work that ends sooner prints no line

@@ -9,8 +9,6 @@ import numpy as np
 
 from gmmvit_deploy.reports.plotting import bar_style, figure_and_axes, line_style, svg
 
-__all__ = ["latency_plot", "load_plot", "roofline_plot", "throughput_plot", "waterfall_plot"]
-
 Cells = Sequence[Mapping[str, Any]]
 
 

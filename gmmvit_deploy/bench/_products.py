@@ -14,8 +14,6 @@ from gmmvit_deploy.precision import SPECS, Precision
 from gmmvit_deploy.runtimes.programs.cores import cores, limit_torch
 from gmmvit_deploy.runtimes.runners.runner import Device
 
-__all__ = ["ProductRate", "Shape", "bandwidth", "libraries", "rate"]
-
 Shape = tuple[int, int, int]
 """The shape (rows, inner, columns) of a product (rows, inner) × (inner, columns)."""
 Program = Callable[[], object]

@@ -24,8 +24,6 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.runner import Device, Runner
 
-__all__ = ["Cell", "Plan", "measure", "ratios"]
-
 _WARM_UPS = 3
 _LEAST = ENOUGH[0.9]  # minimum number of queries of a `Cell`: as many as a p90 needs
 _MOST_CALLERS = 4

@@ -12,8 +12,6 @@ from gmmvit_deploy.bench.report import FORMAT
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.measure.statistics import ratio_of_medians
 
-__all__ = ["Comparison", "Row", "compare", "open_result"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:

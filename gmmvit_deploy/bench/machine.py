@@ -14,8 +14,6 @@ from typing import Any
 
 from gmmvit_deploy.runtimes.programs.cores import cores, cpu_features, cpu_name, cpu_quota
 
-__all__ = ["GpuState", "MachineState", "describe_machine", "gpu_names", "machine_state"]
-
 _LOOK_S = 0.5
 _GPU_FORGETS_S = 1.0
 _SPIN = 2000

@@ -18,8 +18,6 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.runners.runner import Device
 from gmmvit_deploy.tolerances import Limit, limit_from_noise, limit_from_stored
 
-__all__ = ["Answers", "Expected", "OutputCheck", "stored_inputs"]
-
 _BATCH = 64
 
 

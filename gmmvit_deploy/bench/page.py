@@ -13,8 +13,6 @@ from gmmvit_deploy.bench._plots import latency_plot, load_plot, roofline_plot, t
 from gmmvit_deploy.bench.report import MOST_OTHERS, MOST_SPREAD
 from gmmvit_deploy.reports.pages import Plot, Summary, VerdictWord, figure, rendered, written_page
 
-__all__ = ["page_of", "percentile_words", "roofline_words", "summary_of", "write_page"]
-
 Result = Mapping[str, Any]
 
 

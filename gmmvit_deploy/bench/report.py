@@ -17,8 +17,6 @@ from gmmvit_deploy.bench.waterfall import Step
 from gmmvit_deploy.measure.statistics import ENOUGH
 from gmmvit_deploy.reports.reporting import plain
 
-__all__ = ["FORMAT", "MOST_SPREAD", "BenchReport", "Share", "machine_reasons", "reasons_against"]
-
 FORMAT = "gmmvit-bench/1"
 MOST_SPREAD = 0.25
 """The maximum spread of a cell's rounds (`statistics.spread`), and the maximum relative width of a ratio's interval."""

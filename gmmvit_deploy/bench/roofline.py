@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.bundle.artifacts import Bundle
 
-__all__ = ["NetworkWork", "Roofline", "measured_roofline", "measured_rooflines", "network_work", "work_of_graph"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkWork:

@@ -27,8 +27,6 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.reports.reporting import described_bundle
 from gmmvit_deploy.runtimes.runners.runner import Device, Runner, judging
 
-__all__ = ["BenchOptions", "bench"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:

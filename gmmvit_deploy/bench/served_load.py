@@ -18,8 +18,6 @@ from gmmvit_deploy.measure.statistics import ENOUGH, nearest_rank
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["LoadPoint", "LoadSearch", "search_rate"]
-
 _STEPS = 6
 _QUERIES = ENOUGH[0.99]
 _SECONDS_AT_LEAST = 2.0

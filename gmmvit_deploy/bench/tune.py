@@ -41,8 +41,6 @@ from gmmvit_deploy.serving.processes import peak_bytes
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
-__all__ = ["TUNING_FILE", "Trial", "TuneOptions", "Tuning", "settings_table", "tune"]
-
 _FORMAT = "gmmvit-tuning/1"
 _DELAYS_US = (0, 500, 2000)
 _INPUTS = 128

@@ -27,8 +27,6 @@ from gmmvit_deploy.runtimes.programs.triton import ServerTimings
 from gmmvit_deploy.runtimes.runners.open import RUNNERS
 from gmmvit_deploy.runtimes.runners.runner import Runner, Served
 
-__all__ = ["Step", "server_parts", "timings_of", "waterfall"]
-
 _ROUNDS = 5
 _QUERIES = 40
 

@@ -19,8 +19,6 @@ from gmmvit_deploy.training.images import TrainingData
 from gmmvit_deploy.training.recipe import RECIPES
 from gmmvit_deploy.training.trainer import Epoch, Trainer
 
-__all__ = ["Digits", "load_digit_images", "train"]
-
 _SEED = 7
 Network = TypeVar("Network", bound=nn.Module)
 

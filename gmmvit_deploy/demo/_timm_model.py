@@ -28,8 +28,6 @@ from gmmvit_deploy.models.specs import MaskKind
 from gmmvit_deploy.timm import create
 from gmmvit_deploy.training.networks import timm_arguments
 
-__all__ = ["DemoTimmModel"]
-
 _DIGITS_SIDE = 8  # the height and the width of scikit-learn's digits, in pixels
 _CHANNELS = 1
 _SIZES: tuple[Mapping[str, Any], ...] = ({"img_size": IMAGE_SIZE, "patch_size": 8}, {"img_size": IMAGE_SIZE}, {})

@@ -24,8 +24,6 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec
 
-__all__ = ["DIGITS_SPEC", "IMAGE_SIZE", "DemoModel", "OwnModel", "save_checkpoint"]
-
 Network = TypeVar("Network", bound=nn.Module)
 
 IMAGE_SIZE = 32

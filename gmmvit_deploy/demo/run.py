@@ -43,8 +43,6 @@ from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
-__all__ = ["DemoResult", "DemoStep", "run_demo"]
-
 _LEAST_TOP1 = 0.95
 _BUILT_FOR = "8.9"
 _SERVED = ("triton-grpc", "triton-http")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["cache_folder"]
-
 
 def cache_folder() -> Path:
     """Return ``$XDG_CACHE_HOME/gmmvit-deploy``; without XDG_CACHE_HOME, ``~/.cache/gmmvit-deploy``.

@@ -18,17 +18,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = [
-    "locked_file",
-    "locked_folder",
-    "new_run_folder",
-    "remove_leftovers",
-    "remove_run_folder",
-    "remove_unlocked",
-    "temporary_folder",
-    "unlocked_paths",
-]
-
 _PREFIX = "gmmvit-run-"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Triton keeps its shared memory
 

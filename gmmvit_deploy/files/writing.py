@@ -20,8 +20,6 @@ from gmmvit_deploy.files.leftovers import (
     unlocked_paths,
 )
 
-__all__ = ["new_file", "new_folder", "require_free", "require_free_file", "sha256_of_bytes", "sha256_of_file"]
-
 
 def sha256_of_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["DATASETS", "Dataset", "dataset"]
-
 _CIFAR100 = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
 castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin

@@ -16,8 +16,6 @@ from typing import Any
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["clean_name", "names_from_text", "shown_names", "text_from_bytes"]
-
 _WITHOUT_WIDTH = re.compile(r"[\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
 """Characters that no reader sees, such as zero width space and byte order mark. U+200C and U+200D are kept: they change
 how Persian and Indic words and emoji look.

@@ -11,19 +11,6 @@ from typing import Literal, get_args
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = [
-    "CROP_MODES",
-    "RESIZE_RULES",
-    "STATE_PREPROCESSING",
-    "ResizeRule",
-    "crops",
-    "fit_of",
-    "one_of",
-    "require_crop_pct",
-    "resize_rule_from",
-    "resize_rule_from_timm",
-]
-
 ResizeRule = Literal[
     "stretch-bilinear",
     "stretch-bicubic",

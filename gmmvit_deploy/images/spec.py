@@ -35,8 +35,6 @@ from gmmvit_deploy.images.resize_rules import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ImageSpec", "ResizeRule", "image_from_json", "image_from_pixels", "resize_rule_from"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpec:

@@ -32,8 +32,6 @@ from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.leftovers import temporary_folder
 
-__all__ = ["LoadRun", "Program", "ScenarioName", "Work", "drive"]
-
 ScenarioName = Literal["SingleStream", "MultiStream", "Offline", "Server"]
 Program = Callable[[NDArray[Any]], NDArray[Any]]
 """Inputs (B, …) → logits (B, classes)."""

@@ -24,18 +24,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "ENOUGH",
-    "ROUNDS_OF_PROOF",
-    "Percentile",
-    "Ratio",
-    "nearest_rank",
-    "percentiles",
-    "ratio",
-    "ratio_of_medians",
-    "spread",
-]
-
 ENOUGH: dict[float, int] = {0.5: 8, 0.9: 64, 0.99: 662, 0.999: 6636}
 """Percentile as a share → minimum number of queries for this percentile."""
 ROUNDS_OF_PROOF = 6

@@ -9,8 +9,6 @@ from dataclasses import replace
 from gmmvit_deploy.measure.statistics import Ratio, ratio
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 
-__all__ = ["UNTIMED_S", "seconds_in_turn", "seconds_of_turn", "settle", "time_ratio"]
-
 _SECONDS = 1.5
 """The seconds of a measurement of two programs."""
 _MIN_ROUNDS = 3

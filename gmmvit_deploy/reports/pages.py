@@ -32,19 +32,6 @@ from gmmvit_deploy.files.writing import new_file, require_free_file
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = [
-    "Figure",
-    "Outcome",
-    "Plot",
-    "Summary",
-    "VerdictWord",
-    "figure",
-    "png",
-    "rendered",
-    "require_page",
-    "written_page",
-]
-
 _COLOURS = 64
 
 Outcome = Literal["passed", "failed", "undecided", "skipped"]

@@ -9,8 +9,6 @@ from typing import Any
 
 from gmmvit_deploy.extras import require
 
-__all__ = ["SERIES", "bar_style", "figure_and_axes", "line_style", "svg"]
-
 SERIES = ("#0072b2", "#d55e00", "#552222", "#9900ff", "#bb7777", "#221188", "#883300", "#553366")
 """Colours of the series in a plot, in the order of the series; ``--series-1`` and so on in the light stylesheet."""
 

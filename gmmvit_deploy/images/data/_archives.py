@@ -9,8 +9,6 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["member", "members"]
-
 _BROKEN = (OSError, EOFError, tarfile.TarError, zlib.error)
 """Exceptions that reading a damaged archive raises."""
 

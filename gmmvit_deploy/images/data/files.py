@@ -17,20 +17,6 @@ from pathlib import Path, PurePosixPath
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = [
-    "HEAD_BYTES",
-    "KINDS",
-    "SPLITS",
-    "LeftOut",
-    "LeftOutKind",
-    "hidden_kind",
-    "image_files",
-    "images_among",
-    "is_image",
-    "left_out_text",
-    "split_folder",
-]
-
 KINDS = ("cifar10", "cifar100", "svhn", "mnist", "tiny-imagenet", "folder", "table", "array", "digits")
 """The kinds of data that the options ``--data`` and ``--calibration`` accept."""
 SPLITS = ("test", "train")

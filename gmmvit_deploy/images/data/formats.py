@@ -20,8 +20,6 @@ from gmmvit_deploy.images.names import clean_name
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["array_file", "arrays_in", "cifar", "class_folders", "digits", "idx", "svhn", "table", "tiny_imagenet"]
-
 _SIDE = 32  # the height and the width of CIFAR images, in pixels
 _DIGITS_SEED, _HELD_OUT = 7, 360
 

@@ -16,8 +16,6 @@ from gmmvit_deploy.images.spec import ImageSpec, image_from_pixels
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ArrayImages", "FileImages", "Images", "Label", "evenly_spaced"]
-
 
 Label = int | tuple[int, ...] | None
 """The index of the true class, the ascending indices of all true classes in multi-label data, or None."""

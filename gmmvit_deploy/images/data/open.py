@@ -20,8 +20,6 @@ from gmmvit_deploy.images.data import formats
 from gmmvit_deploy.images.data.files import KINDS, SPLITS, split_folder
 from gmmvit_deploy.images.data.images import Images
 
-__all__ = ["KINDS", "held_out_of", "is_named", "kind_of_data", "open_data", "require_data"]
-
 _WITHOUT_PATH = "digits"
 _READERS: dict[str, Callable[[Path, str], Images]] = {
     "cifar10": partial(formats.cifar, classes=10),

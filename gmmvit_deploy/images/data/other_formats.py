@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.images.spec import ImageSpec
 
-__all__ = ["as_served", "pixels_of_file"]
-
 _SERVED = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"BM")  # JPEG, PNG, WebP, BMP
 _OTHERS = ("GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "DIB", "ICO", "PCX", "SGI", "XBM", "DDS", "TGA")
 _MODES_OF_PNG = ("1", "L", "LA", "P", "RGB", "RGBA")

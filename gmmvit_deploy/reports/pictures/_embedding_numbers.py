@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.embeddings import PositionEmbeddings
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["LARGEST_SHEET", "FilterSheet", "PositionSimilarity", "filters_of", "similarities_of"]
-
 LARGEST_SHEET = 64
 """A patch embedding with more filters is drawn by this number of principal components."""
 

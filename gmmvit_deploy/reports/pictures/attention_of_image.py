@@ -48,17 +48,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
     from gmmvit_deploy.models.layers.token_grids import TokenGrids
 
-__all__ = [
-    "TOP",
-    "HeadDistances",
-    "ImageAttention",
-    "ImageRollout",
-    "attention_of_bundle",
-    "attention_of_image",
-    "mean_attention_distance",
-    "rollout",
-]
-
 TOP = 5
 """Number of labels that an answer lists; of a multi-label network, also all further labels that are present."""
 _UNMARKED_PREFIXES = (0, 1, 2)  # a sequence of patches can have a class token, and a distillation token

@@ -35,8 +35,6 @@ from gmmvit_deploy.reports.pictures.step_numbers import CLOSED
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["attention_page", "distances_image", "rollout_image", "rollout_panels", "write_attention_report"]
-
 _PANELS = ("The image", "Rollout over the image", "Rollout of each patch")
 _PANEL, _MARGIN, _LINE, _FONT = 256, 12, 20, 14  # sizes in pixels; _PANEL is the smallest longer side of a panel
 _STRONGEST = 0.8  # the opacity of the largest share; the image stays visible

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["AttentionRecord", "LayerWeights", "attention_record"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerWeights:

@@ -26,19 +26,6 @@ from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, HeadValues,
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = [
-    "Drawing",
-    "Drawings",
-    "drawing_parts",
-    "drawings_of",
-    "filter_images",
-    "memory_image",
-    "similarity_image",
-    "step_image",
-    "step_maps_image",
-    "step_rows",
-]
-
 MOST_TOKENS = 1024
 """Larger matrices are drawn with every k-th row and column; larger grids get no map for each token."""
 

@@ -21,18 +21,6 @@ from PIL import Image, ImageDraw
 from gmmvit_deploy.models.families.family import Windows
 from gmmvit_deploy.reports.pictures.mask_numbers import LayerMasks
 
-__all__ = [
-    "colour_limit",
-    "coloured",
-    "matrix_image",
-    "overlay_image",
-    "position_maps_image",
-    "sheet",
-    "tiled",
-    "token_grid",
-    "token_map",
-]
-
 _POSITIVE, _NEGATIVE = np.array([8, 64, 129]), np.array([165, 15, 21])
 _GAP = 1
 _STRONGEST = 0.8  # the opacity of the strongest colour; the image stays visible

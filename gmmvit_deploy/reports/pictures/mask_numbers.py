@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.models.scores.step import StepNumbers
 
-__all__ = ["HeadNumbers", "LayerMasks", "masks_of"]
-
 _DEAD_SHARE = 1e-6
 NEAR = (1, 2, 3)
 """Distances in tokens.  For each distance, `HeadNumbers.within` has the share of the mask's mass up to the distance."""

@@ -22,8 +22,6 @@ from gmmvit_deploy.reports.pictures.mask_images import colour_limit, matrix_imag
 from gmmvit_deploy.reports.pictures.mask_numbers import NEAR, LayerMasks, masks_of
 from gmmvit_deploy.reports.pictures.step_numbers import CLOSED
 
-__all__ = ["page_of", "require_report_suffix", "write_report"]
-
 _SEVERITIES: Mapping[str, Outcome] = {"error": "failed", "warning": "undecided", "note": "skipped"}
 _BUILT_FROM_ARGUMENTS = ("timm", "custom")
 """Families whose architecture the user or the file names."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.models.scores.step import Operation, Step
 
-__all__ = ["CLOSED", "DrawnMatrix", "HeadValues", "Memory", "Steps", "colour_end", "steps_of"]
-
 CLOSED = math.log(float(np.finfo(np.float32).tiny))
 """Added to a score, this number or a smaller number gives a token no weight in softmax."""
 
