@@ -1,24 +1,17 @@
 """Is each family's program as fast after a change of the project as before?
 
-Two checkouts of the project run in three processes:
-
     before     the checkout before the change
     control    a second process of the checkout before the change, for an A/A comparison
     after      the checkout after the change, by default the checkout of this script
 
-The process *before* writes a checkpoint of each model of the paper, as the paper authors' code names it (32×32, 10
-classes, GMM with K = 5 a head, random weights). Both checkouts export each checkpoint and run the exported graph in
-OpenVINO with our kernels, and in ONNX Runtime. The precision is float32, or on request int8, or bf16 in OpenVINO. For
-int8, both checkouts quantise the graph, calibrated with the same random images. If the kernels of a checkout compute no
-part of a graph, the checkout runs the graph without them, as its users did.
+*before* writes a checkpoint of each model of the paper (32×32, 10 classes, GMM with K = 5 a head, random weights). Both
+checkouts export it and run the graph in OpenVINO with our kernels, and in ONNX Runtime, in float32, or on request int8
+(calibrated with the same random images), or bf16 in OpenVINO.
 
 A process computes only in its turn, and every process has a turn in each round. Programs are loaded several times,
-because the place of the weights in memory changes the speed by up to 2 %. Ratios are computed within rounds, with
-their intervals. A program is as fast as before if after / before differs from 1 by at most 2 %, or by at most as
-much as control / before.
-
-The script stops if the logits of two processes differ by more than 1e-4 of the largest logit in float32, 2e-2 in bf16
-and 1e-1 in int8, in which a rounding may fall to the other side. The exit status is 1 if a program is slower.
+because the place of the weights in memory changes the speed by up to 2 %. A program is as fast as before if after /
+before differs from 1 by at most 2 %, or by at most as much as control / before; else the exit status is 1. The script
+stops if the logits of two processes differ by more than `MOST_OFF` of the largest logit.
 
     python benchmarks/before_after.py --before CHECKOUT [--family vit] [--check] [--output RESULT]
 """
@@ -58,11 +51,7 @@ _LEAST_ALLOWED = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """The speed of a program after a change.
-
-    ratio: the time after the change divided by the time before.
-    control: the time of a second process of the program before the change, divided by the time before.
-    """
+    """The time after / before a change, and of a second process of *before* / before (``control``)."""
 
     ratio: Ratio
     control: Ratio
@@ -82,11 +71,7 @@ class Change:
 
 
 def require_close(logits: Mapping[str, np.ndarray], reference: np.ndarray, where: str, precision: str) -> None:
-    """Compare the logits of all programs with the reference.
-
-    logits: name of a program → its logits.  where: the network and the batch, for messages.
-    Errors: SystemExit when a program has another shape of logits, or differs by more than `MOST_OFF`.
-    """
+    """Compare the logits (name → logits) with the reference.  Errors: SystemExit beyond `MOST_OFF`."""
     most = MOST_OFF[precision]
     for name, answers in logits.items():
         if answers.shape != reference.shape:
@@ -99,10 +84,7 @@ def require_close(logits: Mapping[str, np.ndarray], reference: np.ndarray, where
 def exported(
     family: str, checkouts: Mapping[str, Checkout], folder: Path, precisions: Iterable[str] = ("fp32",)
 ) -> dict[str, Path]:
-    """Export the same checkpoint with each checkout, and quantise it if ``precisions`` contains int8.
-
-    Returns name of the process → bundle. Processes of the same checkout share a bundle.
-    """
+    """Export the checkpoint with each checkout, also in int8 if requested; return name of the process → bundle."""
     checkpoint = folder / f"{family}.pth"
     checkouts[BEFORE].ask("checkpoint", family=family, path=str(checkpoint))
     bundles = {name: folder / f"{family}-{name}" for name in (BEFORE, AFTER)}

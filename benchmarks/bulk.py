@@ -7,10 +7,9 @@ process for each core:
     runner    the same runner in the same batches on decoded images, without reading and decoding
     decoder   read, hash and decode the images without a network
 
-The expected rate is 0.9 of the smaller rate of runner and decoder. If both need the same cores, no program can exceed
-1 / (1 / runner + 1 / decoder), which the result states as ``limit``. The times of starting processes, of compiling and
-of the first batches are not counted: a run of ``bulk`` is measured from the moment at which twice as many batches are
-done as there are processes, to the last batch, with two shards a process.
+The expected rate is 0.9 of the smaller rate of runner and decoder. If both need the same cores, no program can exceed 1
+/ (1 / runner + 1 / decoder), the ``limit`` of the result. Starting processes, compiling and the first batches are not
+counted.
 
     python benchmarks/bulk.py [--rounds 5] [--check] [--output RESULT]
 """
@@ -54,10 +53,7 @@ _LEAST_BATCHES = 8
 
 
 def digit_images(count: int) -> Iterator[bytes]:
-    """Yield PNG images of 16×16 pixels: digits with noise.
-
-    Every thousandth image is broken, and every 997th image is the image before.
-    """
+    """Yield PNG images of noisy digits, 16×16; every 1000th is broken, every 997th is the image before."""
     generator = np.random.default_rng(24)
     known = digits("train")
     last = b""
@@ -97,9 +93,8 @@ def photo_like(folder: Path, count: int) -> Path:
 def rate_of(events: list[tuple[float, int]], processes: int) -> float:
     """Return images a second between two of the (time, images done), each of which ends a batch of a process.
 
-    The processes start together, so their first batches end at almost the same moment. Counted from the first of them,
-    the others would seem to take no time. The rate counts from the last of the second batches, when a process that
-    started a little later works too.
+    The processes start together, so the rate counts from the last of their second batches: counted from the first
+    batch, the others would seem to take no time.
     """
     (first_at, first), (last_at, last) = events[2 * processes - 1], events[-1]
     return (last - first) / (last_at - first_at)

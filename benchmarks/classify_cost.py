@@ -1,8 +1,7 @@
 """How much throughput does ``POST /classify`` cost? Labels as JSON compared with logits from Triton's own HTTP path.
 
-The network is the paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes, K = 5, random weights). Each request
-is a PNG file. ``wrk`` sends it from 1 and from 16 connections, which wait for their answers (closed loop), to three
-places of the same server, which take turns in each round:
+The network is the paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes, K = 5, random weights). ``wrk`` sends
+PNG files from 1 and from 16 connections, which wait for their answers, to three places of the same server in turn:
 
     triton     the ensemble over Triton's HTTP, in its raw form; the answer is binary logits
     classify   POST /classify as gmmvit serve offers it on loopback; the answer has labels and probabilities

@@ -99,10 +99,7 @@ def add_pytorch(family: Family) -> None:
 
 
 def engines_of(family: Family, capability: tuple[int, int]) -> list[tuple[str, str, Precision]]:
-    """Return (name of the program, name of the graph, precision) of each engine that a GPU can run.
-
-    capability: the compute capability of the GPU; fp8 needs 8.9.
-    """
+    """Return (program, graph, precision) of each engine that a GPU of this compute capability runs; fp8 needs 8.9."""
     engines: list[tuple[str, str, Precision]] = []
     for key in family.models:
         suffix = "" if key == "trained" else " plain"

@@ -127,9 +127,8 @@ def captured(program: Callable[[], Tensor]) -> Callable[[], Tensor]:
 def differences(
     programs: dict[str, Callable[[], Tensor]], inputs: tuple[Tensor, Tensor, Tensor], mask: Tensor
 ) -> dict[str, float]:
-    """Return name of a program → its largest difference from the formula in float64.
-
-    Errors: SystemExit when a difference exceeds the limit.
+    """Return name of a program → its largest difference from the formula in float64.  Errors: SystemExit above the
+    limit.
     """
     exact = [each.double() for each in inputs]
     masked, unmasked = by_operators(*exact, mask.double()), by_operators(*exact, torch.ones_like(mask).double())
@@ -157,9 +156,9 @@ def milliseconds(program: Callable[[], Tensor]) -> float:
 
 
 def measured(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[str, Any]:
-    """Check the outputs of every program, and time the programs unless ``rounds`` is 0.
+    """Check the outputs of every program; time them unless ``rounds`` is 0.
 
-    Returns name of a program → off: the largest difference; ms: the median time; over_plain: the time / that of plain.
+    Returns name → off: the largest difference; ms: the median time; over_plain: the time / that of plain.
     """
     generator = torch.Generator().manual_seed(shape.tokens)
     query, key, value = (torch.randn(shape, generator=generator).to(device, dtype) for _ in range(3))

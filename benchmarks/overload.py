@@ -56,7 +56,7 @@ RECOVERY_S, AFTER_S = 1.0, 5.0
 async def phases(send: Send, seconds: float) -> dict[str, Any]:
     """Overload for some seconds, then half of the capacity.
 
-    recovered_s: the time from the end of the overload until the last request was due that got no answer in time.
+    recovered_s: from the end of the overload until the last request was due that got no answer in time.
     """
     rate, later = OVERLOAD * CAPACITY, CAPACITY / 2
     due = [number / rate for number in range(round(rate * seconds))]

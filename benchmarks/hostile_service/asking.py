@@ -63,8 +63,8 @@ class _Asked:
 class Asker:
     """Sends inputs to a running service.
 
-    memory: MB of the service's processes before and after each round, and the number of restarts.
-    ended_together: the last inputs before an end that none of them causes alone.
+    memory: MB of the processes before and after each round, and restarts.  ended_together: the last inputs before an
+    end that none of them causes alone.
     """
 
     service: Service
@@ -165,11 +165,7 @@ def _until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def _sent(service: Service, case: Case, *, key: bool) -> tuple[dict[str, Outcome], bool]:
-    """Send an input; return name of the way → outcome, and whether an answer needs no key.
-
-    The paths of health need no key, and for connections that send no complete request the outcome is the answer to a
-    sound request.
-    """
+    """Send an input; return name of the way → outcome, and whether an answer needs no key."""
     made = case.make()
     if case.kind == "image":
         return send_images(service, made, key=key), False

@@ -56,8 +56,7 @@ class Service:
     ) -> None:
         """Describe the service.
 
-        path: the bundle.  gateway: True to serve behind the gateway, with a key.  protected: False limits the stacks of
-        the server's threads to the 8 MiB that Linux gives by default.  options: more options of the command.
+        protected: False limits the stacks of the server's threads to the 8 MiB that Linux gives by default.
         """
         self._path = path
         self._sandbox = sandbox

@@ -101,9 +101,8 @@ class Worker:
         return {"settings": {name: str(value) for name, value in self._runner.settings.items()}}
 
     def run(self, batch: int, seed: int, repeats: int, untimed_s: float) -> dict[str, Any]:
-        """Run the program for at least ``untimed_s`` seconds without timing, and then ``repeats`` times with timing.
-
-        ms: the mean time of the timed runs.  logits: the logits of the last run.
+        """Run the program untimed for ``untimed_s`` seconds, then ``repeats`` times; return the mean ms and the last
+        logits.
         """
         images = self._images(batch, seed)
         until = time.perf_counter() + untimed_s

@@ -40,10 +40,8 @@ _INFER = "/v2/models/gmmvit_network/infer"
 
 @dataclass
 class MixedLoad:
-    """A client of each kind.  Inside ``with MixedLoad(…) as load:`` the clients send requests.
+    """A client of each kind, which sends requests while the context is active.
 
-    where: the addresses ``http`` and ``grpc`` of the service, without TLS.  key: the key of the clients.
-    bundle: the served bundle.  max_body_bytes: the limit of the service.  pause_s: between two requests of a client.
     Results: ``sent`` counts requests by kind; ``unexpected`` holds a text for each answer that was not right.
     """
 

@@ -37,10 +37,7 @@ Send = Callable[[float], Awaitable[str]]
 
 
 async def open_loop(send: Send, due: Sequence[float], *, deadline_s: float) -> list[Outcome]:
-    """Send a request at each of the times ``due``, in seconds, and return the outcomes in the same order.
-
-    The deadline counts from the time at which the request was due, so a slow client is not kinder than a fast client.
-    """
+    """Send a request at each of the times ``due``, in seconds, from which its deadline counts; return the outcomes."""
     start = time.perf_counter()
 
     async def ask(due_s: float) -> Outcome:

@@ -1,8 +1,7 @@
 """Write the results of a script in ``benchmarks/`` with a run card: the machine, versions, settings and a verdict.
 
-The verdict is INVALID, with every reason, if the machine was busy before or after the run, if the machine's clock rate
-changed, if the interval of a ratio is too wide, or if a program was faster than its roofline. Each problem that a
-script lists under ``problems`` makes the verdict INVALID, too, also if the results are not times.
+The verdict is INVALID, with every reason, if the machine was busy or changed its clock rate, if the interval of a ratio
+is too wide, if a program was faster than its roofline, and for each sentence of ``problems``, also without times.
 """
 
 from __future__ import annotations
@@ -24,14 +23,11 @@ from gmmvit_deploy.measure.statistics import Ratio
 
 @contextmanager
 def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -> Iterator[dict[str, Any]]:
-    """Yield a dictionary for the results, and write the dictionary with its run card at the end.
+    """Yield a dictionary for the results, and write it with its run card at the end; after an error, nothing is
+    written.
 
-    After an error, nothing is written.
-    output: the file to write.  script: the name of the script.  settings: the settings of the run.
-    timed: True if the results are times. A busy machine or a wide interval makes the run INVALID only if ``timed`` is
-    True.
-    ``problems`` in the dictionary, if given, is a list of sentences: what the measured program did not keep.
-    A `Ratio` in the dictionary is written as three values: the median and the ends of the interval.
+    timed: True if the results are times, for which a busy machine and a wide interval make the run INVALID. Each
+    sentence of ``problems`` in the dictionary does so too.
     """
     started = time.time()
     load, before = os.getloadavg()[0], machine_state()
@@ -59,11 +55,9 @@ def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -
 
 
 def unsteady(results: Any, place: str = "") -> list[str]:
-    """Return a reason for every `Ratio` with a wide interval, and for every share of a roofline above 1.
+    """Return a reason for every `Ratio` wider than `MOST_SPREAD`, and for every share of a roofline above 1.
 
-    An interval is wide if it spans more than `MOST_SPREAD` of the ratio. A wide interval or a share above 1 shows that
-    the speed of the machine changed during the measurement. Nested dictionaries are searched.
-    place: the keys that lead to ``results``, separated by commas.
+    Both show that the speed of the machine changed. Nested dictionaries are searched; place: the keys above.
     """
     if isinstance(results, Ratio):
         width = (results.high - results.low) / results.median

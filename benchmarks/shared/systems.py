@@ -9,8 +9,8 @@ A system is an architecture at a fixed size, with random weights and statistics:
     vit_pytorch_small     vit-pytorch's small-data ViT (SPT and LSA)
     …_spt_lsa             the paper's families with shifted patch tokenisation (SPT) and locality self-attention (LSA)
 
-If the attention of a system changes the scores by constants, the system has a plain twin, with the same weights but
-without these constants. The time of the system divided by the time of the twin is the cost of the constants.
+The plain twin of a system has the same weights without the constants on the scores; the ratio of both times is their
+cost.
 """
 
 from __future__ import annotations
@@ -36,13 +36,10 @@ LSA_FAMILIES = tuple(family.name for family in families.FAMILIES if "spt-lsa" in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """An architecture at a fixed size.
+    """An architecture at the size of a preset.
 
-    spec: the spec at the size of the preset.
-    preset: the preset of the size, as the rows of the tables name it.
-    shortened: field of the spec → smaller value, for the scripts that measure times, if a run at the size of the preset
-    would take longer than some minutes.
-    plain: the function that makes the plain twin of a model; None if the system has no plain twin.
+    shortened: field → smaller value, where a run would take longer than some minutes.
+    plain: makes the plain twin of a model; None if there is none.
     """
 
     spec: ModelSpec
@@ -165,10 +162,9 @@ MEASURED = (*FAMILIES, *SYSTEMS)
 
 @torch.no_grad()
 def system_model(spec: ModelSpec) -> Model:
-    """Return a model with random weights, in which no parameter and no statistic has equal entries.
+    """Return a model in which no parameter or statistic has equal entries, as in a trained network.
 
-    Before training, BatchNorms, biases and temperatures have equal entries. Folding can then leave out parts of the
-    network that a trained network has, such as an offset that is 0.
+    Otherwise folding could leave out parts, such as an offset that is 0.
     """
     torch.manual_seed(0)
     model = model_from_spec(spec).eval()

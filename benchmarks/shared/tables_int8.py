@@ -14,10 +14,7 @@ _PLOTTED = "judged"
 
 
 def int8_page(runs: Mapping[str, dict[str, Any]]) -> str:
-    """Return the page: for each network the tables, the plot, what is missing and the run cards.
-
-    runs: name of the result file → result; a file ``NAME.speed`` holds the times of the network in file ``NAME``.
-    """
+    """Return the page: tables, plot, what is missing and run cards of each network.  runs: file → result."""
     lines = [
         "# int8 on real weights",
         "",

@@ -12,11 +12,7 @@ _PLACES = {"direct": "Triton directly", "gateway": "through the gateway"}
 
 
 def hostile_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a table with a row for each kind of input, and below it the inputs with a wrong outcome.
-
-    runs: target → result: ``commands``, ``gateway``, ``direct`` (Triton and the front) or ``unprotected`` (the same,
-    with the usual stack).
-    """
+    """Return a row for each kind of input, and below it the inputs with a wrong outcome.  runs: target → result."""
     rows = [
         (target, kind, *(str(counts.get(answer, 0)) for answer in _ANSWERS))
         for target, run in runs.items()
@@ -262,10 +258,7 @@ def bulk_table(result: Mapping[str, Any]) -> str:
 
 
 def peers_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return for each network a table with a row for each program, and a table of every service that was tried.
-
-    runs: name of the network → result.
-    """
+    """Return for each network a table with a row for each program, and one of every service that was tried."""
     parts = []
     for name, run in runs.items():
         counts = list(run["closed"])

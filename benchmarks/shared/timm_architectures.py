@@ -21,10 +21,9 @@ _STEM = ((24, 2), (48, 2), (96, 2), (192, 2))  # (channels, stride) of the convo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """An architecture.
+    """An architecture of timm.
 
-    size: the side of the images in pixels.  args: arguments of ``timm.create_model`` besides the number of classes.
-    gain: factor of the weights in `perturbed`, for networks whose convolutions would otherwise weaken the attention.
+    gain: factor of the weights in `perturbed`, for networks whose convolutions would weaken the attention.
     """
 
     size: int
