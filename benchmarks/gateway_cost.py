@@ -1,10 +1,9 @@
 """How much time and throughput does the gateway cost? Triton directly compared with Triton behind HAProxy.
 
-The network is the small golden ViT with Gaussian mixture masks (32×32, 10 classes), which answers faster than any real
-network, so the share of the gateway is as large as it can be. Each request has a single image. The clients wait for
-their answers (closed loop), send raw bytes, and share the processors with Triton and HAProxy. Triton directly, and
-through the gateway with a key, take turns in each round. In the rows *classify*, an image is a PNG file: directly, it
-goes to the ensemble over gRPC, and through the gateway to ``POST /classify``, whose answer has labels.
+The network is the small golden ViT with Gaussian mixture masks (32×32), which answers faster than any real network, so
+the share of the gateway is as large as it can be. The clients send single images in raw bytes, wait for their answers,
+and share the processors with Triton and HAProxy. In the rows *classify*, an image is a PNG file: directly, it goes to
+the ensemble over gRPC, and through the gateway to ``POST /classify``, whose answer has labels.
 
     python benchmarks/gateway_cost.py [--rounds 10] [--check] [--output RESULT]
 """

@@ -1,7 +1,7 @@
 """Send hostile inputs to a service one after the other, and attribute the end of a process to the right input.
 
-A server can end some seconds after it has answered, so the input before its end is not always the reason. After an end,
-each of the last inputs is sent alone to a fresh service; an input that ends the service alone is a crash.
+A server can end some seconds after its answer, so each of the last inputs is sent alone to a fresh service; an input
+that ends that alone is a crash.
 """
 
 from __future__ import annotations

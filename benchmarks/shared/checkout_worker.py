@@ -1,8 +1,7 @@
 """Run a worker process for a checkout of the project: export and run programs at the requests of the parent process.
 
-`benchmarks.shared.checkouts` starts this script with the checkout at the front of PYTHONPATH. A request is a line of
-JSON on stdin, and the answer is a line of JSON on stdout. Every name is imported from the checkout. `_PLACES` lists the
-modules that may define a name, because checkouts of different ages have different modules.
+`benchmarks.shared.checkouts` starts this script with the checkout at the front of PYTHONPATH. Requests and answers are
+lines of JSON. `_PLACES` lists the modules that may define a name, because checkouts differ in age.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Time several programs in a single process: in every round, each program runs once.
-
-If the machine slows down, all programs of a round slow down alike. Ratios of times are therefore computed within
-rounds: `measure.statistics.ratio` computes such a ratio and its interval.
-"""
+"""Time several programs in a single process: in every round, each program runs once, so all slow down alike."""
 
 from __future__ import annotations
 

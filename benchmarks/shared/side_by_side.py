@@ -244,7 +244,7 @@ def print_rows(family: str, batch: int, rows: dict[str, Any]) -> None:
 def measured(
     family: Family, name: str, batches: Sequence[int], rounds: int, device: Device, *, with_roofline: bool = True
 ) -> dict[str, Any]:
-    """Measure a family, and return the results, with a roofline for every precision unless ``with_roofline`` is False."""
+    """Measure a family, and return the results; with_roofline: with a roofline for every precision."""
     works = [work_of_graph(family.graphs["trained"], batch) for batch in batches]
     precisions: list[tuple[str, Device]] = [
         (precision, device) for precision in dict.fromkeys(family.precision.values()) if with_roofline

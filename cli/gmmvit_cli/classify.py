@@ -280,10 +280,7 @@ def _print_bulk(result: BulkResult, folder: str, *, accept_broken: bool, as_json
 
 
 def _files_of(arguments: list[str], left_out: LeftOut) -> tuple[list[Path], dict[str, str]]:
-    """Return the files that the arguments name, and the arguments that name no file, each with the reason.
-
-    Errors: InputError when no argument names a file.
-    """
+    """Return the files that the arguments name, and argument → why it names none.  Errors: InputError if all do."""
     from gmmvit_deploy.images.data.files import image_files
 
     files: list[Path] = []

@@ -146,10 +146,7 @@ def inspect(
 
 
 def _describe_preset(hints: LoadHints, classes: int | None, mask: MaskSpec, *, spt: bool, lsa: bool) -> dict[str, Any]:
-    """Describe the model of a preset as `describe_checkpoint` does.
-
-    Errors: InputError for an option that states what a checkpoint does not show, because a preset states it.
-    """
+    """Describe the model of a preset as `describe_checkpoint` does.  Errors: InputError."""
     if hints.resize_to is not None or hints.interpolation is not None:
         raise InputError(
             "--resize-to and --set interpolation resize the model of a checkpoint, and no checkpoint is given",

@@ -122,10 +122,7 @@ Settings = Annotated[
 
 
 def permit_class(bundle: Bundle, model: str | None) -> None:
-    """Allow this process to run the file of the bundle's class, if ``--model`` names the file.
-
-    Errors: InputError when the file, the class or the bundle do not fit.
-    """
+    """Allow this process to run the file of the bundle's class, if ``--model`` names it.  Errors: InputError."""
     if model is not None:
         from gmmvit_deploy.checkpoints.own_class import permit_class_of
 

@@ -231,10 +231,7 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
 
 
 def labels_from(text: str) -> tuple[str, ...]:
-    """Read labels from a file, or from text: one label, or commas between labels (`names_from_text`).
-
-    Errors: InputError when the file cannot be read, or the labels have another form.
-    """
+    """Read labels from a file, or from text: one label, or commas between them.  Errors: InputError."""
     from gmmvit_deploy.images.names import names_from_text, text_from_bytes
 
     path = Path(text)
@@ -252,9 +249,8 @@ def labels_from(text: str) -> tuple[str, ...]:
 
 
 def thresholds_from(text: str) -> Thresholds:
-    """Read thresholds from a number, a file with a number on each line, or a .json file: a list, or label → number.
-
-    Errors: InputError when the file cannot be read, or holds something else.
+    """Read thresholds: a number, a file with one on each line, or a .json list or label → number.  Errors:
+    InputError.
     """
     from gmmvit_deploy.images.names import text_from_bytes
 
@@ -281,11 +277,7 @@ def thresholds_from(text: str) -> Thresholds:
 
 
 def require_calibration(precisions: Sequence[Precision], calibration: str | None) -> None:
-    """Refuse ``--calibration`` that cannot work, before anything is read.
-
-    Errors: InputError when fp8 lacks calibration images, when no precision uses calibration images, or when the
-    data cannot be opened.
-    """
+    """Refuse ``--calibration`` that cannot work for these precisions, before anything is read.  Errors: InputError."""
     from gmmvit_deploy.precision import QUANTIZED
     from gmmvit_deploy.runtimes.programs.image_batches import require_source
 

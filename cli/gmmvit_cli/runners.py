@@ -81,12 +81,10 @@ def opened_runners(
     takes_other_bundle: bool = False,
 ) -> Iterator[tuple[list[Runner], list[str]]]:
     """Open the runners with these names, or else ``first``, the usual runners and the one that ``gmmvit optimize``
-    chose on this kind of machine, and close them at the end.
+    chose on this kind of machine.  Yields (runners, why each other was left out).
 
     timed: True to take what ``gmmvit export`` found the fastest, where ``gmmvit optimize`` did not run, and to print
-    why a faster runner is not taken.
-    takes_other_bundle: as in `open_runners`.  Yields (runners, a reason for each runner that was left out).
-    Errors: those of `permit_class`, `default_runners` and `open_runners`.
+    why a faster runner is not taken.  takes_other_bundle: as in `open_runners`.
     """
     permit_class(bundle, model)
     from gmmvit_deploy.runtimes.runners.chosen import choose_runner

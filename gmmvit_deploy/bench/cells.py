@@ -1,7 +1,6 @@
-"""Measure several runners in the same rounds.
+"""Measure several runners in the same rounds, in a random order, so that all slow down alike if the machine does.
 
-In each round, every runner gets a turn in each scenario and batch size, and the order of the turns is random. If the
-machine slows down, all runners of a round slow down alike. Ratios are therefore computed within rounds.
+Ratios are therefore computed within rounds.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ _MOST_CALLERS = 4
 class Plan:
     """The measurements to make.
 
-    batches: the batch sizes for latencies.
-    offline: True to measure also the throughput when all samples are available at once.
-    rounds: the number of rounds.  seconds: the approximate time for each `Cell`, summed over all rounds.
+    batches: for latencies.  offline: also the throughput when all samples are available at once.
+    seconds: the approximate time for each `Cell`, over all rounds.
     """
 
     batches: tuple[int, ...] = (1, 8, 64)
@@ -48,10 +46,7 @@ class Plan:
 class Cell:
     """The measurements of a runner in a scenario of LoadGen (`measure.load`) with a batch size.
 
-    outputs: the check of the runner's answers.
-    rounds: for each round, the latencies of the queries in milliseconds.
-    seconds, samples: for each round, the duration and the number of samples.
-    complaints: LoadGen's errors and warnings.
+    rounds: the latencies of the queries of each round, in ms.  seconds, samples: of each round.
     """
 
     runner: str
@@ -107,12 +102,9 @@ def measure(
     *,
     on_progress: OnProgress = ignore,
 ) -> list[Cell]:
-    """Measure every runner at every batch size of the plan that the runner takes.
+    """Measure every runner at every batch size of the plan that it takes.  inputs: (N, …).
 
-    inputs: the inputs (N, …) from which samples are drawn. Batch sizes above N are left out.
-    expected: the expected logits of the inputs.
-    A runner with wrong answers raises no error, but `OutputCheck.right` of its cells is false.
-    Errors: every error of a runner.
+    Wrong answers raise no error, but `OutputCheck.right` of the cells is false.  Errors: every error of a runner.
     """
     turns = [_Turn(runner, work, expected) for runner in runners for work in _works(runner, inputs, plan)]
     generator = np.random.default_rng(0)
@@ -125,10 +117,7 @@ def measure(
 
 
 def ratios(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Ratio]]:
-    """Return (cell, first, ratio) for every cell that is not the first of its scenario and batch size.
-
-    first: the first cell with the same scenario and batch size.  ratio: the time of ``cell`` / the time of ``first``.
-    """
+    """Return (cell, first, time of cell / time of first) for every cell; first: of the same scenario and batch size."""
     compared = []
     for cell in cells:
         first = next(other for other in cells if (other.scenario, other.batch) == (cell.scenario, cell.batch))

@@ -34,11 +34,7 @@ _VARIABLES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """The state of a GPU.
-
-    megahertz: the clock rate of the multiprocessors.  used: the share of the last second in which a GPU kernel ran.
-    celsius: the temperature.
-    """
+    """The state of a GPU.  used: the share of the last second in which a kernel ran."""
 
     megahertz: float
     used: float
@@ -50,12 +46,9 @@ class MachineState:
     """The state of the machine while this process is idle.
 
     load: the load average of the last minute.
-    others: the share of the time of all cores that other programs use.
-    stolen: the share of the time of all cores that the hypervisor takes.
-    spin_ms: the time of a fixed computation on a single core, in the fastest of several runs. This time shows the
-    actual clock rate.
-    megahertz: the clock rate of each core, as reported by the processor; empty if the processor reports no clock rate.
-    gpus: the state of each GPU.
+    others, stolen: the shares of the time of all cores that other programs use, and that the hypervisor takes.
+    spin_ms: the fastest of several runs of a fixed computation on a core, which shows the actual clock rate.
+    megahertz: the clock rate of each core as the processor reports it; empty if it reports none.
     """
 
     load: float
@@ -70,10 +63,7 @@ class MachineState:
 
 
 def machine_state() -> MachineState:
-    """Measure the state of the machine for half a second.
-
-    If the machine has a GPU, the function first waits, because a GPU reports the utilisation of the last second.
-    """
+    """Measure the state of the machine for half a second, and wait before for a GPU, which reports the last second."""
     if shutil.which("nvidia-smi") is not None:
         time.sleep(_GPU_FORGETS_S)
     before = _processor_times()

@@ -1,7 +1,4 @@
-"""Write the result of a benchmark as a self-contained HTML page.  The page is made from the JSON result only.
-
-The summary at its top has sentences that readers can quote, and lists what would change the verdict.
-"""
+"""Write the JSON result of a benchmark as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -22,10 +19,7 @@ def write_page(result: Result, path: Path, *, force: bool = False) -> None:
 
 
 def page_of(result: Result) -> str:
-    """Return the page as HTML.  The page loads no other file.
-
-    result: the result, as `BenchReport.to_json` returns it.
-    """
+    """Return the page as HTML.  result: as `BenchReport.to_json` returns it."""
     name = Path(str(result["bundle"]["path"])).name
     return rendered(
         "bench/page.html",
@@ -212,10 +206,7 @@ def _state(state: Mapping[str, Any]) -> str:
 
 
 def percentile_words(cell: Mapping[str, Any], name: str) -> str:
-    """Format a percentile of a cell: the latency in milliseconds, or the number of queries that are missing for it.
-
-    cell: the JSON of a `bench.cells.Cell`.  name: the name of the percentile, such as ``p99``.
-    """
+    """Format a percentile of a cell, such as ``p99``: the ms, or the number of queries that are missing."""
     percentile = cell["percentiles"].get(name)
     if percentile is None:
         return ""

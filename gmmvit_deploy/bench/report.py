@@ -1,7 +1,4 @@
-"""The result of a benchmark, and the reasons why a result is invalid.
-
-A run card is the record of machine, versions and settings in a result.
-"""
+"""The result of a benchmark, and the reasons why a result is invalid."""
 
 from __future__ import annotations
 
@@ -42,14 +39,9 @@ class Share:
 class BenchReport:
     """The result of a benchmark.
 
-    bundle: the measured bundle, the folder that ``gmmvit export`` writes.  data: the inputs.
-    settings: the options of the run.  machine, versions: the machine of the run, and its installed versions.
-    runners: label of a runner → the runner's program and settings.
-    before, after: the state of the machine before and after the run, while this process was idle.
-    cells: the measurements.  works: the network's operations and bytes at each batch size.
-    rooflines: the measured rooflines (`bench.roofline`).  steps: the waterfall of a single image (`bench.waterfall`).
-    loads: the searches for the highest arrival rate (`bench.served_load`).
-    skipped: the measurements that were left out, each with the reason.
+    runners: label → the runner's program and settings.  before, after: the machine while this process was idle.
+    works: the network's operations and bytes at each batch size.  steps: the waterfall of a single image.
+    loads: the searches for the highest arrival rate.  skipped: the reason of each measurement that was left out.
     """
 
     bundle: Mapping[str, Any]
@@ -161,10 +153,7 @@ def reasons_against(
 
 
 def impossible(shares: Iterable[Share]) -> list[str]:
-    """Return a reason why the run is invalid for every share above 1.
-
-    A share above 1 shows that the machine was slower while the roofline was measured than during the runners' turns.
-    """
+    """Return a reason for every share above 1: the machine was slower while the roofline was measured."""
     return [
         f"unstable: {share.runner}, batch {share.batch}: {share.share:.0%} of the roofline, expected at most 100%: the "
         "machine was slower while the roofline was measured"

@@ -32,13 +32,9 @@ from gmmvit_deploy.runtimes.runners.runner import Device, Runner, judging
 class BenchOptions:
     """Options of a benchmark.
 
-    plan: the measurements of each runner.
-    data: real images. With None, random inputs are generated, and the run card (the record of machine, versions and
-    settings) states that the inputs are random.
-    samples: the number of different inputs. All inputs are kept in memory.
-    bound_ms: the largest allowed p99 latency, for the search of the highest arrival rate; None leaves the search out.
-    roofline: True to measure the roofline (`bench.roofline`).
-    waterfall: True to measure the waterfall (`bench.waterfall`).
+    data: real images; with None, random inputs are generated, and the run card says so.
+    samples: the number of different inputs, all kept in memory.
+    bound_ms: the largest p99 latency, for the search of the highest arrival rate; None leaves it out.
     """
 
     plan: Plan = field(default_factory=Plan)
@@ -72,9 +68,7 @@ def bench(
     """Measure every runner.  Ratios are relative to the first runner.
 
     Wrong answers or a busy machine raise no error, but the report is then INVALID.
-    Errors: InputError when options or data do not fit the bundle or the runners.
-    MissingDependencyError when LoadGen is not installed.
-    Every error of a runner.
+    Errors: InputError when options or data do not fit; MissingDependencyError without LoadGen; errors of a runner.
     """
     if not runners:
         raise InputError("no runner was named, expected at least 1")
@@ -160,9 +154,9 @@ def _batches(runner: Runner) -> str:
 
 
 def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArray[Any] | None, dict[str, Any]]:
-    """Return (inputs of the graph, the same images as pixels or None, description of the inputs for the run card).
+    """Return (inputs of the graph, the same images as pixels or None, description for the run card).
 
-    If this process cannot build the model, only PyTorch's logits of the golden inputs are known.
+    Without a model, only PyTorch's logits of the golden inputs are known.
     """
     why, images = family_of(bundle.manifest.spec).unavailable(bundle.manifest.spec), options.data
     if images is None:

@@ -25,7 +25,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
-    """Pixels uint8 (B, height, width, c) and class indices (B,), for training and for the held-out test.
+    """Pixels uint8 (B, height, width, c) and class indices (B,).
 
     train_pixels: in the size that the model takes.  held_out_pixels: in the size of the demo's PNG files.
     """
@@ -37,10 +37,7 @@ class Digits:
 
 
 def load_digit_images(model: DemoModel[Any]) -> Digits:
-    """Load the 1,797 digits, which are grey and have 8×8 pixels, in the sizes and channels of ``model``.
-
-    The same 360 digits are held out in every run.
-    """
+    """Load the 1,797 digits in the sizes and channels of ``model``; the same 360 are held out in every run."""
     parts = [digits(split) for split in ("train", "test")]
     images = (model.image, model.png)
     pixels = [
@@ -60,11 +57,7 @@ def train(
     epochs: int,
     on_progress: OnProgress = ignore,
 ) -> Network:
-    """Train a model from scratch by the recipe ``light`` of ``gmmvit train``.
-
-    on_progress: called after each epoch, with the mean loss of the epoch as the detail.
-    Returns the trained network in evaluation mode.
-    """
+    """Train a model by the recipe ``light`` of ``gmmvit train``, and return it in evaluation mode."""
     torch.manual_seed(_SEED)
     network = model.build().train()
     data = TrainingData(

@@ -37,12 +37,8 @@ _SIZES: tuple[Mapping[str, Any], ...] = ({"img_size": IMAGE_SIZE, "patch_size": 
 class DemoTimmModel(DemoModel[nn.Module]):
     """A classifier of timm for grey images of 32 × 32 pixels.
 
-    name: timm's name of the architecture, with or without ``timm:`` before it.
-    mask: the mask on the attention scores; ``plain`` builds timm's model without a mask.
-    Errors:
-        MissingDependencyError: timm is not installed.
-        InputError: timm has no such architecture, or cannot build it for 32 × 32 pixels, or its interpolation or crop
-        mode is not supported.
+    name: of the architecture, with or without ``timm:``.  mask: ``plain`` builds timm's model.
+    Errors: MissingDependencyError; InputError for another name, size, interpolation or crop mode.
     """
 
     # test_vit learns more slowly than this project's ViT, and has a quarter of the tokens, so that an epoch is shorter.

@@ -56,11 +56,7 @@ _PARITY = "gmmvit parity bundle --runner {} --data digits --localize --report pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoStep:
-    """A finished step of the demo.
-
-    result: the result in words.  seconds: the duration.
-    command: the command that runs the step without the demo.
-    """
+    """A finished step of the demo: its result in words, and the command that runs it without the demo."""
 
     name: str
     result: str
@@ -72,8 +68,7 @@ class DemoStep:
 class DemoResult:
     """The result of the demo.
 
-    path: the folder with all output.  checkpoint: the file or the folder of the trained model.
-    top1: program → top-1 accuracy on the held-out digits, from 0 to 1.
+    path: the folder with all output.  top1: program → accuracy on the held-out digits, from 0 to 1.
     """
 
     path: Path
@@ -93,14 +88,10 @@ def run_demo(
 ) -> DemoResult:
     """Run the demo and write all output to ``out``.  After an error, nothing is written to ``out``.
 
-    force: True to replace an existing folder at ``out``.
-    tritonserver: the path of the server program; None searches for an installed server.
-    model: the name of an architecture of timm, with or without ``timm:`` before it; None trains this project's ViT.
-    mask: the mask on the attention scores.
-    on_progress: called when a step begins, and after every epoch of the training.
-    Errors: GmmvitError when a step fails, when parity fails, when an accuracy is too low, or when the accuracies of two
-    programs differ. MissingDependencyError when a package is missing, such as timm. InputError when timm has no such
-    architecture, or when the model does not take the mask.
+    tritonserver: the server program; None searches for one.
+    model: an architecture of timm, with or without ``timm:``; None trains this project's ViT.
+    Errors: GmmvitError when a step or parity fails, or when accuracies are too low or differ; MissingDependencyError;
+    InputError when timm has no such architecture, or the model does not take the mask.
     """
     require_free(out, force=force)
     origin = _model(model, mask)
@@ -226,10 +217,7 @@ def _converted(bundle: Bundle) -> str:
 
 
 def _built(bundle: Bundle, origin: DemoModel[Any]) -> str:
-    """Build an engine for a GPU model that this machine may lack.
-
-    Returns a summary, or the reason why there is no engine: TensorRT is not available, or the model has no fp16.
-    """
+    """Build an engine for a GPU that this machine may lack; return a summary, or why there is no engine."""
     try:
         flavor = find_flavor("tensorrt-rtx")
     except MissingDependencyError as exc:

@@ -1,8 +1,7 @@
 """Normalisation and class names of known data sets, for the option ``--dataset``.
 
-The class names are in the order of the class index. Tiny-ImageNet's classes are sorted by WordNet ID, because loaders
-sort the class folders by name, and the name of a folder is a WordNet ID. Tiny-ImageNet's class names are the first
-lemma of each WordNet synset.
+Tiny-ImageNet's classes are in the order of their WordNet IDs, which are the names of the folders that loaders sort; a
+name is the first lemma of the synset.
 """
 
 from __future__ import annotations
@@ -48,11 +47,7 @@ espresso; alp; cliff; coral reef; lakeside; seashore; acorn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Normalisation and class names of a data set.
-
-    mean, std: the values used in training, one for each channel, for pixel values scaled to [0, 1].
-    labels: the class names in the order of the class index.
-    """
+    """Mean and std of training, for pixel values scaled to [0, 1], and class names in the order of the class index."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]

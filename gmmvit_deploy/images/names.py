@@ -33,8 +33,7 @@ _HINT = "write the name of each class on a line, in the order of the class index
 def clean_name(text: str, source: str) -> str:
     """Return a name in Unicode's NFC, without characters that have no width and without spaces around it.
 
-    source: where the name was read, for messages.
-    Errors: InputError when the name is empty, is not UTF-8, or has a control character, such as a line break.
+    source: where the name was read.  Errors: InputError when it is empty, not UTF-8, or has a control character.
     """
     name = unicodedata.normalize("NFC", _visible(text)).strip()
     if any("\ud800" <= character <= "\udfff" for character in name):
@@ -74,12 +73,10 @@ def text_from_bytes(data: bytes, source: str) -> str:
 def names_from_text(text: str, source: str, *, separator: str = "") -> tuple[str, ...]:
     """Return the names of the classes in the order of the class index.
 
-    text: a name on each line; an index with each name (``0 cat``, ``0,cat`` or ``cat,0``, with any of ``,;:=`` or a
-    tab or space between them); or JSON: a list of names, or an object index → name or name → index, also below
-    ``id2label`` or ``label2id``.
-    separator: what separates the names in place of the lines.
-    Errors: InputError when the indices are not those from 0 on, each once, or the text has the form of a list that
-    cannot be read.
+    text: a name on each line; an index with each name (``0 cat``, ``0,cat`` or ``cat,0``, with any of ``,;:=`` or a tab
+    or space between them); or JSON: a list of names, or an object index → name or name → index, also below ``id2label``
+    or ``label2id``.  separator: what separates the names in place of the lines.
+    Errors: InputError when the indices are not those from 0 on, or the list cannot be read.
     """
     text = _visible(text)
     content = text.strip()

@@ -14,22 +14,14 @@ _BROKEN = (OSError, EOFError, tarfile.TarError, zlib.error)
 
 
 def members(path: Path) -> set[str]:
-    """Return the file names, without folders, of all files below a folder or in a tar archive.
-
-    Errors: InputError when the path is neither a folder nor a tar archive.
-    """
+    """Return the names of all files below a folder or in a tar archive.  Errors: InputError for anything else."""
     if path.is_dir():
         return {file.name for file in path.rglob("*") if file.is_file()}
     return {Path(name).name for name in _archive_names(path)}
 
 
 def member(path: Path, name: str) -> bytes:
-    """Return the content of the file called ``name`` below a folder or in a tar archive.
-
-    If ``name`` ends in .gz, the content is decompressed.
-
-    Errors: InputError when the file is missing, occurs more than once, or cannot be read.
-    """
+    """Return the content of the only file called ``name``, decompressed if it ends in .gz.  Errors: InputError."""
     try:
         if path.is_dir():
             (only,) = [file for file in path.rglob("*") if file.name == name and file.is_file()]

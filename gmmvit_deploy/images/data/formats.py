@@ -25,12 +25,7 @@ _DIGITS_SEED, _HELD_OUT = 7, 360
 
 
 def cifar(path: Path, split: str, *, classes: int) -> Images:
-    """Read CIFAR-10 or CIFAR-100 in the Python or the binary version.
-
-    path: the downloaded archive, or the folder with the unpacked files.  split: ``test`` or ``train``.
-    classes: 10 or 100.
-    Errors: InputError when a file is missing or has another format.
-    """
+    """Read CIFAR-10 or CIFAR-100 (``classes``) in the Python or the binary version, packed or unpacked."""
     import numpy as np
 
     stems = {
@@ -89,9 +84,8 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _arrays_from_pickle(data: bytes, name: str) -> dict[str, Any]:
-    """Return the pickled dictionary in ``data``, with the keys converted to text, without running code from the file.
+    """Return the pickled dictionary with its keys as text, without running code from the file.
 
-    name: the name of the file, for messages.
     Errors: InputError when the pickle contains more than arrays, is damaged, or is not a dictionary.
     """
     try:
@@ -121,10 +115,7 @@ def _cifar_binary(data: bytes, name: str, classes: int) -> tuple[NDArray[Any], N
 
 
 def _planes(rows: NDArray[Any], name: str) -> NDArray[Any]:
-    """Convert rows (N, 3072) to images (N, 32, 32, 3).  Each row is a red, a green and a blue plane.
-
-    Errors: InputError when a row has another number of values.
-    """
+    """Convert rows (N, 3072), a red, a green and a blue plane, to images (N, 32, 32, 3).  Errors: InputError."""
     if rows.shape[1] != 3 * _SIDE**2:
         raise InputError(f"{name}: expected {3 * _SIDE**2} values per image, got {rows.shape[1]}")
     images: NDArray[Any] = rows.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
@@ -132,11 +123,8 @@ def _planes(rows: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def svhn(path: Path, split: str) -> Images:
-    """Read the cropped digits of SVHN from ``test_32x32.mat`` or ``train_32x32.mat``.
-
-    path: the file, or the folder that contains the file.
-    The files use class 10 for the digit 0; the result uses class 0.
-    Errors: InputError when the file is missing or damaged.
+    """Read the cropped digits of SVHN from ``{split}_32x32.mat``, whose class 10 is the digit 0.  path: file
+    or folder.
     """
     loadmat = require("scipy.io", package="scipy", extra="demo").loadmat
     file = path / f"{split}_32x32.mat" if path.is_dir() else path
@@ -152,12 +140,7 @@ def svhn(path: Path, split: str) -> Images:
 
 
 def idx(path: Path, split: str) -> Images:
-    """Read MNIST, or another data set in files with the format and the names of MNIST.
-
-    The split ``test`` has the files ``t10k-images-idx3-ubyte`` and ``t10k-labels-idx1-ubyte``. The files may be
-    compressed with gzip.
-    Errors: InputError when a file is missing or damaged.
-    """
+    """Read MNIST, or files with its format and names, plain or compressed; ``test`` is ``t10k-images-idx3-ubyte``."""
     stem = "t10k" if split == "test" else "train"
     present = members(path)
     arrays = []
@@ -181,11 +164,7 @@ def _idx(data: bytes, name: str, dims: int) -> NDArray[Any]:
 
 
 def tiny_imagenet(path: Path, split: str) -> Images:
-    """Read the folder of Tiny-ImageNet.
-
-    The class index of an image is the position of the WordNet ID of the class in the sorted list of ``wnids.txt``.
-    Errors: InputError when the folder does not contain Tiny-ImageNet.
-    """
+    """Read the folder of Tiny-ImageNet; a class index is the place of its WordNet ID in the sorted ``wnids.txt``."""
     try:
         order = {name: index for index, name in enumerate(sorted((path / "wnids.txt").read_text().split()))}
         if split == "train":
@@ -205,12 +184,10 @@ def tiny_imagenet(path: Path, split: str) -> Images:
 
 
 def class_folders(path: Path, split: str) -> Images:
-    """Read a folder of images with a subfolder for each class.  The sorted names of the subfolders are the classes.
+    """Read a folder of images with a subfolder for each class, or without subfolders and without classes.
 
-    Names are those of `clean_name`: two folders that differ only in the form of Unicode are one class.
-
-    If the folder has no subfolders, the images have no classes.
-    split: if ``path`` has a subfolder for this split (`split_folder`), the images are read from this subfolder.
+    The sorted names of the subfolders, as `clean_name` has them, are the classes. If ``path`` has a subfolder for the
+    split (`split_folder`), the images are read from it.
     Errors: InputError when ``path`` is not a folder, contains no image, or a name is not UTF-8.
     """
     root = split_folder(path, split)
@@ -238,11 +215,8 @@ def table(path: Path) -> Images:
         images/a.png,1,1
         images/b.png,0,0
 
-    The column ``file`` has paths relative to the table. Every other column is a label, with 1 for the images that have
-    the label and 0 for all others.
-
-    Errors: InputError when the file cannot be read, has no column ``file`` or no label, or when a row has another
-    number of values, or a value other than 0 and 1.
+    The paths are relative to the table. Every other column is a label, with 1 for the images that have it, else 0.
+    Errors: InputError with the line that has another form.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -270,10 +244,7 @@ def table(path: Path) -> Images:
 
 
 def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
-    """Return name → array for an .npz or .npy file.  The array of an .npy file gets the name ``images``.
-
-    Errors: InputError when the file has another format, or when the file stores pickled objects.
-    """
+    """Return name → array of an .npz file, or ``images`` → array of an .npy file.  Errors: InputError."""
     import numpy as np
 
     try:
@@ -286,11 +257,9 @@ def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def array_file(path: Path) -> Images:
-    """Read an .npz file with the array ``images`` and optionally the array ``labels``, or an .npy file of images.
+    """Read an .npz file with ``images`` and optionally ``labels``, or an .npy file of images.  Errors: InputError.
 
     ``labels`` holds class indices (N,) or, for multi-label data, 0 and 1 for each class (N, C).
-
-    Errors: InputError when the file cannot be read, or has no array ``images``.
     """
     arrays = arrays_in(path)
     if "images" not in arrays:
@@ -299,10 +268,7 @@ def array_file(path: Path) -> Images:
 
 
 def digits(split: str) -> Images:
-    """Return the grey images of digits, (N, 8, 8), that are part of scikit-learn.
-
-    split: ``test`` for the 360 images that ``gmmvit demo`` does not train on, ``train`` for the other images.
-    """
+    """Return scikit-learn's grey digits, (N, 8, 8).  ``test``: the 360 that ``gmmvit demo`` does not train on."""
     import numpy as np
 
     bunch = require("sklearn.datasets", package="scikit-learn", extra="demo").load_digits()

@@ -40,12 +40,7 @@ def is_named(text: str) -> bool:
 
 
 def open_data(text: str, *, split: str = "test") -> Images:
-    """Open the data that a text ``kind:path#split`` names.
-
-    split: the split if the text names no split.
-    Errors: InputError when the kind or the split is unknown, when the path is missing or does not exist, or when the
-    data at the path is of another kind.
-    """
+    """Open the data of a text ``kind:path#split``.  split: if the text names none.  Errors: InputError."""
     kind, path, named = _parts(text)
     return _READERS[kind](path, named or split)
 
@@ -56,10 +51,7 @@ def kind_of_data(text: str) -> str:
 
 
 def held_out_of(text: str) -> str | None:
-    """Return the text that names the split test of the same data, or None if the data has no other split.
-
-    Errors: InputError when the text is not valid.
-    """
+    """Return the text that names the split test of the same data, or None if there is none.  Errors: InputError."""
     kind, path, split = _parts(text)
     single = kind == "array" or (kind == "svhn" and path.is_file())
     if split == "test" or single or (kind == "folder" and split_folder(path, "test") == path):
@@ -68,20 +60,14 @@ def held_out_of(text: str) -> str | None:
 
 
 def require_data(text: str) -> None:
-    """Check a text ``kind:path#split`` without reading the data.
-
-    Errors: InputError when the kind or the split is unknown, or when the path is missing or does not exist.
-    """
+    """Check a text ``kind:path#split``, and that the path exists, without reading the data.  Errors: InputError."""
     kind, path, _ = _parts(text)
     if kind != _WITHOUT_PATH and not path.exists():
         raise InputError(f"{path}: no such file or folder", hint=f"type {kind}:PATH with the path of the data")
 
 
 def _parts(text: str) -> tuple[str, Path, str]:
-    """Split a text ``kind:path#split`` into (kind, path, split); the split is empty if the text names no split.
-
-    Errors: InputError when the kind or the split is unknown, or when the path is missing or not expected.
-    """
+    """Return (kind, path, split or "") of a text ``kind:path#split``.  Errors: InputError."""
     described, _, split = text.partition("#")
     kind, _, path = described.partition(":")
     if kind not in _READERS:

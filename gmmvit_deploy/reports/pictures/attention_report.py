@@ -45,10 +45,7 @@ _MASK_SIDE = 192  # the smallest longer side of a mask over the image
 
 
 def rollout_panels(pixels: NDArray[Any], rollout: ImageRollout) -> tuple[Image.Image, Image.Image, Image.Image]:
-    """Return the image, the rollout over the image, and the rollout, enlarged by an integer factor.
-
-    pixels: uint8 (height, width, channels), as the network sees them.
-    """
+    """Return the image (uint8 pixels), the rollout over it, and the rollout, enlarged by an integer factor."""
     picture = image_from_pixels(pixels).convert("RGB")
     factor = -(-_PANEL // max(picture.size))
     size = (picture.width * factor, picture.height * factor)
@@ -124,10 +121,7 @@ def _nice_step(smallest: float) -> float:
 def _sheet(
     pixels: NDArray[Any], rollout: ImageRollout | None, layers: tuple[HeadDistances, ...], *, lines: tuple[str, ...]
 ) -> Image.Image:
-    """Draw the rollout, if any, above the distances, if any, in a single picture.
-
-    pixels: as for `rollout_image`.  lines: the text above the pictures.
-    """
+    """Draw the rollout, if any, above the distances, if any, in a single picture, with ``lines`` above them."""
     pictures = [] if rollout is None else [rollout_image(pixels, rollout)]
     pictures += [distances_image(layers)] if layers else []
     head = _MARGIN + len(lines) * _LINE
@@ -155,14 +149,9 @@ def write_attention_report(
     image: str,
     force: bool = False,
 ) -> None:
-    """Write the report to ``path``, as a page (.html) or a picture (.png).
+    """Write the result of `attention_of_bundle` to ``path``, as a page (.html) or a picture (.png).
 
-    model, pixels, attention: the result of `attention_of_bundle`.  bundle, image: the names of the bundle and image.
-    force: True to replace an existing file.
-    Errors:
-        InputError: ``path`` has another suffix, or a picture is requested but the model has neither a rollout nor
-            distances.
-        OutputError: the file exists and ``force`` is False, or the file cannot be written.
+    Errors: InputError for another suffix, or a picture without rollout and distances; OutputError.
     """
     if require_report_suffix(path) == ".png":
         if attention.rollout is None and not attention.distances:
@@ -195,10 +184,7 @@ def _answer(attention: ImageAttention, image: str) -> str:
 
 
 def attention_page(model: Model, pixels: NDArray[Any], attention: ImageAttention, *, bundle: str, image: str) -> str:
-    """Return the page as HTML.  The page contains all pictures.
-
-    The arguments are those of `write_attention_report`.
-    """
+    """Return the page of `write_attention_report` as HTML."""
     layers, drawings = attention.distances, drawings_of(model)
     distances_figure = None
     if layers:

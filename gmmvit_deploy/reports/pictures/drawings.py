@@ -42,11 +42,7 @@ _OPERATIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawings:
-    """What the report draws in addition to the masks.
-
-    steps: all steps on the attention scores that are no masks, and memories.  filters: the patch embedding, or None.
-    positions: the similarities of the position embeddings; empty without position embeddings.
-    """
+    """What the report draws in addition to the masks; filters: None, and positions: empty, without them."""
 
     steps: Steps
     filters: FilterSheet | None
@@ -64,8 +60,7 @@ class Drawings:
 class Drawing:
     """A section with pictures.
 
-    text, note: a paragraph, and a paragraph in a quiet colour; empty without one.
-    in_columns: True if the figures stand side by side, as space permits.
+    text, note: a paragraph, and one in a quiet colour.  in_columns: figures side by side, as space permits.
     """
 
     text: str = ""
@@ -93,8 +88,7 @@ def step_image(step: DrawnMatrix, index: int) -> Image.Image:
 def step_maps_image(step: DrawnMatrix, index: int) -> Image.Image | None:
     """Draw a small map for each patch, as `mask_images.position_maps_image`.
 
-    Returns None if the step does not know the grid, if the grid has a single row or column, where maps would show the
-    matrix again, or if the grid has more than 1024 patches.
+    Returns None without a grid, for a single row or column, where maps repeat the matrix, and above 1024 patches.
     """
     if step.grid is None or min(step.grid) < 2 or math.prod(step.grid) > MOST_TOKENS:
         return None
@@ -111,10 +105,7 @@ def _colours(step: DrawnMatrix, index: int) -> NDArray[np.uint8]:
 
 
 def memory_image(memory: Memory) -> Image.Image:
-    """Draw the weight of a memory: white is 0, blue is positive, red is negative.
-
-    The longer side is horizontal: a weight with more rows than columns is drawn transposed.
-    """
+    """Draw the weight of a memory, its longer side horizontal: white is 0, blue is positive, red is negative."""
     k = _every(memory.matrix)
     matrix = np.nan_to_num(memory.matrix[::k, ::k])
     matrix = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
@@ -122,10 +113,9 @@ def memory_image(memory: Memory) -> Image.Image:
 
 
 def filter_images(sheet: FilterSheet) -> list[tuple[str, Image.Image]]:
-    """Return (description, picture) for each view of the patch embedding, or for each channel.
+    """Return (description, picture) for each view of the patch embedding, or for each channel, at most 8.
 
-    Three channels are drawn together as red, green and blue. Of other numbers of channels, each is drawn by itself, at
-    most 8. Each filter has its own scale: for three channels grey is 0, otherwise white is 0.
+    Three channels are red, green and blue. Each filter has its own scale; 0 is grey for three channels, else white.
     """
     channels = sheet.drawn.shape[1] // sheet.views
     pictures = []
@@ -156,10 +146,7 @@ def _sheet(tiles: NDArray[np.uint8]) -> Image.Image:
 
 
 def similarity_image(positions: PositionSimilarity) -> Image.Image | None:
-    """Draw a small map for each patch: the cosine similarity of its position embedding to all others.
-
-    The full colours are at ±1. Returns None for a grid of more than 1024 patches.
-    """
+    """Draw for each patch a map of its cosine similarity to all others, ±1 in full colour; None above 1024 patches."""
     rows, columns = positions.grid
     if rows * columns > MOST_TOKENS:
         return None

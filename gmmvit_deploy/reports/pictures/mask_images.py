@@ -69,10 +69,7 @@ def tiled(tiles: NDArray[np.uint8]) -> Image.Image:
 
 
 def sheet(layers: list[LayerMasks], *, title: str) -> Image.Image:
-    """Draw all layers in a single picture.
-
-    Each row of the picture shows a layer, with the matrix and the position maps of every head.
-    """
+    """Draw all layers in a single picture, each as a row with the matrix and the position maps of every head."""
     pairs = [[(matrix_image(x, h), position_maps_image(x, h)) for h in range(len(x.heads))] for x in layers]
     cell = max(_SMALLEST_CELL, *(max(image.size) for row in pairs for pair in row for image in pair))
     head_width = 2 * cell + 3 * _MARGIN
@@ -105,12 +102,9 @@ def token_grid(layer: LayerMasks, windows: Windows | None) -> tuple[int, int]:
 def token_map(
     layer: LayerMasks, head: int, *, row: int, column: int, windows: Windows | None = None
 ) -> NDArray[np.float32]:
-    """Return a map of the factors by which the mask of ``head`` multiplies the scores of a query token.
+    """Return the factors of the mask for a query token at (row, column), float32 (rows, columns).
 
-    row, column: the position of the query token.
-    windows: the windows into which the attention divides the tokens; None if the attention has no windows.
-    Returns float32 (rows, columns), with the factor at each key token, and NaN at each token that the query token does
-    not attend to.
+    NaN at each token that the query token does not attend to.  windows: of the attention, or None.
     """
     if windows is None:
         rows, columns = layer.grid
@@ -131,10 +125,8 @@ def token_map(
 
 
 def _bands(windows: Windows) -> NDArray[np.int64]:
-    """Return the band (0, 1 or 2) of each row or column after the roll.
-
-    Band 0 contains the windows before the last window. Band 2 contains the rows or columns that the roll moved from the
-    opposite side into the last window. Band 1 contains the rest of the last window. Without a shift every band is 0.
+    """Return the band of each row or column after the roll: 2 in the last window, if the roll moved it there from the
+    opposite side; 1 for the rest of the last window; 0 elsewhere, and without a shift.
     """
     places = np.arange(windows.grid)
     bands = (places >= windows.grid - windows.window).astype(np.int64)
@@ -144,12 +136,9 @@ def _bands(windows: Windows) -> NDArray[np.int64]:
 def overlay_image(
     picture: Image.Image, layer: LayerMasks, values: NDArray[np.float32], *, row: int, column: int, side: int = 384
 ) -> Image.Image:
-    """Draw the result of `token_map` over the picture, which is converted to grey.
+    """Draw a `token_map` over the picture in grey, with NaN darkened and a frame around the query token.
 
-    Tokens whose value is NaN are darkened, and the query token gets a frame.
-    values: the result of `token_map`, (rows, columns).  row, column: the position of the query token.
-    side: the minimum of the longer side of the result, in pixels.
-    Returns an RGB image with the same number of pixels for every token.
+    side: the minimum of the longer side in pixels.  Every token has the same number of pixels.
     """
     rows, columns = values.shape
     cell = -(-side // max(rows, columns))

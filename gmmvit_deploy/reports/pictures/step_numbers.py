@@ -36,10 +36,8 @@ CLOSED = math.log(float(np.finfo(np.float32).tiny))
 class DrawnMatrix:
     """A step with an entry for each pair of tokens, or for each pair of heads.
 
-    attentions: the names of the attentions with this step.  name: the name of the step, such as ``before.decay``.
-    labels: a label for each matrix, such as ``head 0``.  matrices: (L, rows, columns).
-    windows: the number of windows, each with its own matrices; 1 without windows.
-    grid: (rows, columns) of the patches, or None if the step does not know the grid.
+    attentions: those with this step.  name: such as ``before.decay``.  labels: such as ``head 0``.
+    matrices: (L, rows, columns).  windows: 1 without windows.  grid: (rows, columns) of the patches, or None.
     """
 
     attentions: tuple[str, ...]
@@ -86,10 +84,7 @@ class DrawnMatrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadValues:
-    """A step with a number for each head, or a single number for all heads.
-
-    values: quantity → the numbers; ``factor`` multiplies, ``offset`` is added.
-    """
+    """A step with a number for each head, or for all.  values: ``factor`` (multiplies) or ``offset`` → the numbers."""
 
     attentions: tuple[str, ...]
     name: str
@@ -124,10 +119,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """All steps of a model except masks, in the order of the network, and all memories.
-
-    omitted: name of a step or of an attention → the reason why there is no picture.
-    """
+    """All steps of a model except masks, and all memories.  omitted: step or attention → why it has no picture."""
 
     drawn: tuple[DrawnMatrix, ...]
     values: tuple[HeadValues, ...]
