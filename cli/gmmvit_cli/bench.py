@@ -107,11 +107,11 @@ def bench(
         from gmmvit_deploy.bench.run import BenchOptions, bench
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.files.writing import new_file
-        from gmmvit_deploy.parity.inputs import open_images_of
+        from gmmvit_deploy.images.data.open import open_data
 
         options = BenchOptions(
             plan=Plan(batches=_batches(batch), rounds=rounds, seconds=seconds),
-            data=open_images_of(data) if data else None,
+            data=open_data(data) if data else None,
             samples=samples,
             bound_ms=bound_ms,
             roofline=roofline,

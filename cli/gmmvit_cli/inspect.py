@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gmmvit_cli.models import Architecture, Head, ImageSize, ModelArgs, Preset, ResizeTo, Settings, permit_class
-from gmmvit_cli.options import AsJson, require_output_file, typed
+from gmmvit_cli.options import AsJson, require_output_file, require_report, typed
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, Panel, listed
 from gmmvit_cli.progress import progress
@@ -71,8 +71,8 @@ def inspect(
     ),
     report: Path | None = OUTPUT.option(
         "FILE",
-        "Draw masks, steps and embeddings, with --image also labels and attention, to an HTML page (.html); or only "
-        "the masks, or the attention, to a picture (.png).",
+        "Draw masks, steps and embeddings, with --image also labels and attention, to an HTML page (.html); or, "
+        "without --image, only the masks to a picture (.png).",
     ),
     force: bool = OUTPUT.flag("--force/--no-force", "Replace the report if it exists."),
     as_json: AsJson = False,
@@ -270,6 +270,7 @@ def _inspect_attention(
     path: Path | None, image: Path, model: str | None, report: Path | None, *, force: bool, as_json: bool
 ) -> None:
     """Compute and print the attention of the bundle at ``path`` for an image, and write the report."""
+    require_report(report, force=force, plots=False)
     if path is None:
         raise InputError("--image draws the attention of a bundle", hint=f"type gmmvit inspect BUNDLE --image {image}")
     with progress("inspect") as on_progress:
@@ -282,10 +283,7 @@ def _inspect_attention(
         # Imports PyTorch: a bundle that is missing is refused without it.
         from gmmvit_deploy.reports.pictures.attention_of_image import attention_of_bundle
         from gmmvit_deploy.reports.pictures.attention_report import write_attention_report
-        from gmmvit_deploy.reports.pictures.mask_report import require_report_suffix
 
-        if report is not None:
-            require_report_suffix(report)
         on_progress(Progress("compute the attention"))
         trained, pixels, attention = attention_of_bundle(bundle, image)
         if report is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,25 +170,18 @@ class _Demo:
 
     def __init__(self, on_progress: OnProgress) -> None:
         self.steps: list[DemoStep] = []
-        self._on_progress = on_progress
-        self._name = self._command = self._result = ""
-        self._start = 0.0
+        self._on_progress, self._result = on_progress, ""
 
-    def step(self, name: str, command: str) -> _Demo:
-        self._name, self._command, self._result = name, command, ""
+    @contextmanager
+    def step(self, name: str, command: str) -> Iterator[None]:
         self._on_progress(Progress(name))
-        return self
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        self.steps.append(DemoStep(name=name, result=self._result, seconds=seconds, command=command))
 
     def note(self, result: str) -> None:
         self._result = result
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            seconds = time.perf_counter() - self._start
-            self.steps.append(DemoStep(name=self._name, result=self._result, seconds=seconds, command=self._command))
 
 
 def _folded(bundle: Bundle) -> str:

@@ -4,6 +4,7 @@
     folder:PATH    a folder with a subfolder per class, or a folder of images
     table:PATH     a .csv file with a column of files and a column of 0 and 1 for each label (multi-label)
     array:PATH     an .npz or .npy file of images
+    PATH           a folder or an array file, as with folder: and array:
     digits         the images of digits that are part of scikit-learn
 
 The suffix ``#train`` or ``#test`` selects the split; without a suffix the split is ``test``.
@@ -71,10 +72,7 @@ def _parts(text: str) -> tuple[str, Path, str]:
     described, _, split = text.partition("#")
     kind, _, path = described.partition(":")
     if kind not in _READERS:
-        raise InputError(
-            f"data {text!r}: {kind!r} is not a known kind of data",
-            hint=f"type {KINDS[-1]}, or KIND:PATH, where KIND is one of {', '.join(KINDS[:-1])}",
-        )
+        kind, path = _kind_of_path(text, Path(described)), described
     if split not in (*SPLITS, ""):
         raise InputError(
             f"data {text!r}: split {split!r} is not known", hint=f"type #{' or #'.join(SPLITS)} after the path"
@@ -83,3 +81,14 @@ def _parts(text: str) -> tuple[str, Path, str]:
         problem = f"{kind} takes no path" if path else f"expected a path after {kind}:"
         raise InputError(f"data {text!r}: {problem}", hint=f"type {kind}" if path else f"type {kind}:PATH")
     return kind, Path(path), split
+
+
+def _kind_of_path(text: str, path: Path) -> str:
+    if path.is_dir():
+        return "folder"
+    if path.suffix.lower() in (".npz", ".npy"):
+        return "array"
+    raise InputError(
+        f"data {text!r}: expected a kind of data such as digits or cifar10:PATH, a folder, an .npz or an .npy",
+        hint=f"type {KINDS[-1]}, or KIND:PATH, where KIND is one of {', '.join(KINDS[:-1])}",
+    )
