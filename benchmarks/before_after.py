@@ -11,7 +11,7 @@ checkouts export it and run the graph in OpenVINO with our kernels, and in ONNX 
 A process computes only in its turn, and every process has a turn in each round. Programs are loaded several times,
 because the place of the weights in memory changes the speed by up to 2 %. A program is as fast as before if after /
 before differs from 1 by at most 2 %, or by at most as much as control / before; else the exit status is 1. The script
-stops if the logits of two processes differ by more than `MOST_OFF` of the largest logit.
+stops if the logits of two processes differ by more than `MAX_OFF` of the largest logit.
 
     python benchmarks/before_after.py --before CHECKOUT [--family vit] [--check] [--output RESULT]
 """
@@ -43,9 +43,9 @@ BEFORE, CONTROL, AFTER = "before", "control", "after"
 _WARM_UP_ROUNDS = 2
 _IMAGES_A_TURN = 32
 _CALIBRATION_IMAGES = 32
-MOST_OFF = {"fp32": 1e-4, "bf16": 2e-2, "int8": 1e-1}
+MAX_OFF = {"fp32": 1e-4, "bf16": 2e-2, "int8": 1e-1}
 """Precision → the largest allowed difference, divided by the largest logit.  A rounding may fall to the other side."""
-_LEAST_ALLOWED = 0.02
+_MIN_ALLOWED = 0.02
 """The least difference from 1 of a ratio that does not count as a difference of speed."""
 
 
@@ -59,7 +59,7 @@ class Change:
     @property
     def allowed(self) -> float:
         """The largest |ratio − 1| that counts as equally fast."""
-        return max(_LEAST_ALLOWED, abs(self.control.median - 1))
+        return max(_MIN_ALLOWED, abs(self.control.median - 1))
 
     @property
     def verdict(self) -> Literal["as fast", "slower", "faster"]:
@@ -71,8 +71,8 @@ class Change:
 
 
 def require_close(logits: Mapping[str, np.ndarray], reference: np.ndarray, where: str, precision: str) -> None:
-    """Compare the logits (name → logits) with the reference.  Errors: SystemExit beyond `MOST_OFF`."""
-    most = MOST_OFF[precision]
+    """Compare the logits (name → logits) with the reference.  Errors: SystemExit beyond `MAX_OFF`."""
+    most = MAX_OFF[precision]
     for name, answers in logits.items():
         if answers.shape != reference.shape:
             raise SystemExit(f"{where}: expected logits {reference.shape} of {name}, got {answers.shape}")
@@ -153,7 +153,7 @@ def main() -> int:
     )
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
     parser.add_argument("--runtime", choices=RUNTIMES, action="append", help="only this runtime; may be repeated")
-    parser.add_argument("--precision", choices=MOST_OFF, action="append", help="instead of fp32; bf16 only in OpenVINO")
+    parser.add_argument("--precision", choices=MAX_OFF, action="append", help="instead of fp32; bf16 only in OpenVINO")
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each load")
     parser.add_argument("--loads", type=int, default=3, help="how often each program is loaded")

@@ -46,9 +46,9 @@ from gmmvit_deploy.runtimes.programs.cores import cores
 from tests.random_bundles import bundle_of, random_vit
 
 RUNNER = "onnxruntime"
-LEAST_SHARE = 0.9
+MIN_SHARE = 0.9
 _SHARDS_A_PROCESS = 2
-_LEAST_BATCHES = 8
+_MIN_BATCHES = 8
 """Batches of a process: two are not counted."""
 
 
@@ -176,12 +176,12 @@ def measured(bundle: Bundle, source: Path, folder: Path, rounds: int, images: in
         "limit_per_second": float(np.median(limit)),
         "share": share,
         "share_of_limit": ratio(np.array(rates["bulk"]), np.array(limit)),
-        "kept": share.median >= LEAST_SHARE,
+        "kept": share.median >= MIN_SHARE,
     }
 
 
 def main() -> None:
-    least = _LEAST_BATCHES * cores() * ExportOptions().max_batch
+    least = _MIN_BATCHES * cores() * ExportOptions().max_batch
     parser = script_parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=5, help="0 measures the warm-up")
     parser.add_argument("--png", type=int, default=max(4096, least), metavar="IMAGES")

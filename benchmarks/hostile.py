@@ -178,7 +178,6 @@ def run(cases: list[Case], name: str, arguments: argparse.Namespace) -> None:
 def _records(
     cases: list[Case], folder: Path, bundle: Path, arguments: argparse.Namespace
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return (record of each input, other results)."""
     if cases[0].kind in FILES:
         return list(run_commands(cases, folder, bundle)), {}
     options = tuple(arguments.serve_option)

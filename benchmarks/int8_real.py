@@ -84,7 +84,7 @@ SETS = ("judged", "shifted", "aside")
 _FILES = {"calibration": ("calibration", "train"), "judged": ("judged", "val"), "shifted": ("shifted",)}
 _COPIES = 3
 _CROPS = 24
-_LEAST_COSINE = 0.98
+_MIN_COSINE = 0.98
 
 PEERS = {
     "nncf_default": ".xml",
@@ -258,7 +258,7 @@ def compared(logits: np.ndarray, reference: np.ndarray, labels: np.ndarray | Non
         "kept_interval": share_interval(kept, count),
         "db": signal_to_noise_db(logits, reference),
         "least_cosine": float(cosines.min()),
-        "below_cosine": float((cosines < _LEAST_COSINE).mean()),
+        "below_cosine": float((cosines < _MIN_COSINE).mean()),
     }
     if labels is not None:
         right, before = answers == labels, expected == labels

@@ -8,10 +8,9 @@ that multiplies. The programs, for each shape and data type:
     compiled    the same operators, compiled with torch.compile
     flex        FlexAttention: ``score_mod`` multiplies each score by its entry of M inside the fused kernel
 
-Shapes are those of the presets of the families, for a batch of 64, and a ViT-B at 224 pixels. On a GPU each program is
-a CUDA graph, because the launches of small kernels take longer than the kernels. Programs take turns in each round; the
-times are those of CUDA events. A program's time is divided by that of *plain* within each round. The outputs are
-compared with the formula in float64; wrong outputs stop the script.
+Shapes are those of the presets of the families, for a batch of 64, and a ViT-B at 224 pixels. Each program is a CUDA
+graph, because the launches of small kernels take longer than the kernels; they take turns in each round, and the times
+are those of CUDA events. Wrong outputs (formula in float64) stop the script.
 
     python benchmarks/masked_attention_gpu.py [--rounds 30] [--device cuda] [--check] [--output RESULT]
 

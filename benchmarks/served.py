@@ -61,7 +61,7 @@ def served(bundle: Bundle, runner: str, folder: Path, plan: Plan, *, searched: b
             row["share_of_in_process"][protocol] = ratio(first.times, cell.times)
         if searched:
             row["arrivals"] = [
-                asdict(search_rate(runner, inputs, expected, bound_ms=BOUND_MS, most=cell.samples_per_second))
+                asdict(search_rate(runner, inputs, expected, bound_ms=BOUND_MS, max_rate=cell.samples_per_second))
                 for runner, cell in zip(runners[1:], offline[1:], strict=True)
             ]
     return row

@@ -125,13 +125,11 @@ class Measurement:
         return result
 
     def _same_class(self, program: Program) -> float:
-        """Return the share of the images that have the class of the float32 network."""
         with _alone(program, "image", self._files[0]):
             answers = [program.ask("image", file) for file in self._files]
         return float(np.mean([self._expected.same_class(number, answer) for number, answer in enumerate(answers)]))
 
     def _check(self, program: Program) -> None:
-        """Ask for every image.  Errors: SystemExit when an answer is wrong."""
         bodies = {"image": self._files, "tensor": [pixels.tobytes() for pixels in self._expected.pixels]}
         for kind in program.addresses:
             for number, body in enumerate(bodies[kind]):
@@ -161,7 +159,6 @@ class Measurement:
         return tried, missing
 
     def _try(self, peer: str, name: str, **settings: Any) -> tuple[Program, dict[str, float]]:
-        """Start a service, check it, measure it shortly, pause it; return (program, clients → answers a second)."""
         program = peer_program(
             peer,
             name=name,
@@ -245,7 +242,6 @@ def _stop_slower(tried: Tried) -> None:
 
 
 def _fastest(tried: Tried, clients: int) -> dict[str, Program]:
-    """Return the fastest float32 service of each peer: name → program."""
     fastest: dict[str, str] = {}
     for name, (_, rates) in tried.items():
         peer = name.partition(",")[0]
@@ -261,13 +257,11 @@ def _is_bf16(name: str) -> bool:
 
 
 def _fastest_in_bf16(tried: Tried, clients: int) -> dict[str, Program]:
-    """Return the fastest of all services in bf16, if any."""
     rates = {name: rates[str(clients)] for name, (_, rates) in tried.items() if _is_bf16(name)}
     return {name: tried[name][0] for name in sorted(rates, key=lambda name: -rates[name])[:1]}
 
 
 def _compared(rates: Rates, peers: list[str], in_bf16: list[str]) -> dict[str, Any]:
-    """Return the rate of each program, and that of ours divided by the best peer's in the same rounds."""
     medians = {name: float(np.median(values)) for name, values in rates.items()}
     best = max(peers, key=lambda name: medians[name])
     rows: dict[str, Any] = {}

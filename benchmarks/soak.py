@@ -37,7 +37,7 @@ PARTS = ("gmmvit serve", "tritonserver", "worker gmmvit_network", "worker gmmvit
 """The kinds of processes of a service.  Without one of them, the run would show nothing about it."""
 _SHOWN = 20
 _PROGRESS_S = 60.0
-_LEAST_SAMPLES, _LONGER = 30, 10
+_MIN_SAMPLES, _LONGER = 30, 10
 """A run on a busy machine goes on until it has these samples, at most ten times as long as it should."""
 
 
@@ -53,7 +53,7 @@ def measured(
     started = time.monotonic()
     with Sampler(service.process.pid, interval_s=min(5.0, seconds / 40)) as sampler, tensors, mixed:
         while (left := started + seconds - time.monotonic()) > 0 or (
-            len(sampler.times) < _LEAST_SAMPLES and left > -_LONGER * seconds
+            len(sampler.times) < _MIN_SAMPLES and left > -_LONGER * seconds
         ):
             time.sleep(max(0.5, min(left, _PROGRESS_S)))
             print(

@@ -1,8 +1,8 @@
 """Does a network of each of timm's architecture files export correctly?
 
-For each file of timm that has a network below 45 million parameters, the script builds one of its smallest networks.
-The weights are timm's initial random weights, without layers that have no effect (`network_of`). The script saves the
-network as timm's train.py does, runs ``gmmvit export`` on the file in another process, and records one result:
+For each file of timm that has a network below 45 million parameters, the script builds one of its smallest networks
+with random weights (`network_of`), saves it as timm's train.py does, runs ``gmmvit export`` on the file in another
+process, and records one result:
 
     exported     the graph's logits differ from the float64 logits of timm's own network by at most the limit of parity,
                  and the logits of different images differ by more than this limit
@@ -12,8 +12,8 @@ network as timm's train.py does, runs ``gmmvit export`` on the file in another p
     crashed      export ended in another way, or its message says that the error was not expected
     too slow     export did not end within the time limit
 
-The result file is written after each network. The next run leaves out the networks with a result of the same versions;
-``--model`` measures its networks again. The script fails if a result is ``wrong``, ``crashed`` or ``too slow``.
+The next run leaves out the networks with a result of the same versions; ``--model`` measures its networks again. The
+script fails if a result is ``wrong``, ``crashed`` or ``too slow``.
 
     python benchmarks/timm_sweep.py [--model NAME] [--timeout 900] [--check]
 """

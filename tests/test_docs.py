@@ -71,8 +71,8 @@ WITH_BLOCKS = [
     page for page, page_blocks in BLOCKS.items() if any(b.language in RUN and b.runs_here for b in page_blocks)
 ]
 WRITE = "GMMVIT_WRITE_DOCS"
-MOST_NOT_RUN = 0.1
-MOST_README_BYTES = 6144
+MAX_NOT_RUN = 0.1
+MAX_README_BYTES = 6144
 
 
 # Blocks
@@ -93,7 +93,7 @@ def test_at_most_one_block_in_ten_is_not_run() -> None:
     to_run = [block for page_blocks in BLOCKS.values() for block in page_blocks if block.language in RUN]
     not_run = [block.where for block in to_run if block.reason]
     assert len(to_run) > 20
-    assert len(not_run) <= MOST_NOT_RUN * len(to_run), not_run
+    assert len(not_run) <= MAX_NOT_RUN * len(to_run), not_run
 
 
 def test_every_page_is_in_the_navigation() -> None:
@@ -336,7 +336,7 @@ def test_make_targets_are_those_of_the_makefile() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.read_bytes()) <= MOST_README_BYTES
+    assert len(README.read_bytes()) <= MAX_README_BYTES
 
 
 @pytest.mark.nightly

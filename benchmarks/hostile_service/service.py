@@ -206,7 +206,6 @@ class Service:
 
 
 def _prepare(*, protected: bool) -> None:
-    """Let Linux end the service when this script ends for any reason, and limit the stack unless ``protected``."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if not protected:
         resource.setrlimit(resource.RLIMIT_STACK, (_USUAL_STACK_BYTES, _USUAL_STACK_BYTES))

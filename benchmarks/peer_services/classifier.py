@@ -61,7 +61,6 @@ class Classifier:
 
 
 def _fitted(image: Image.Image) -> Image.Image:
-    """Resize, and crop the centre unless the rule is ``stretch``."""
     rule = SETTINGS["image"]
     width, height = rule["width"], rule["height"]
     resampling = Image.Resampling[rule["filter"].upper()]

@@ -98,7 +98,6 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def _tree(root: int) -> list[int]:
-    """Return a process and those that it started, the oldest first."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

@@ -3,8 +3,8 @@
     y_k = a + b · t_k + e_k     y_k: the mean of block k of the samples, t_k: its mean time; least squares
     growth = b · T              T: the time from the first to the last sample
 
-The interval of the growth is that of b with 95 % confidence (Student's t, blocks − 2 degrees of freedom). Means of
-blocks, because samples that follow each other closely are not independent.
+The interval is that of b with 95 % confidence (Student's t, blocks − 2 degrees of freedom); neighbouring samples are
+not independent, means of blocks nearly are.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     classify       an encoded image to POST /classify, as curl sends it
     no-key, no-key-grpc, wrong-path, too-large    requests that the gateway refuses
 
-The logits of ``png`` and the labels of ``classify`` are compared with PyTorch's logits of the bundle's golden images.
+The answers of ``png`` and ``classify`` are compared with PyTorch's logits of the bundle's golden images.
 """
 
 from __future__ import annotations

@@ -111,7 +111,6 @@ class http_sender:  # noqa: N801 - used as a function, like grpc_sender
     """Sends an inference over HTTP/1.1 on kept connections, of which it opens more when all are in use."""
 
     def __init__(self, host: str, port: int, head: bytes, body: bytes) -> None:
-        """head: the lines of the request and its headers, with the empty line at the end."""
         self._place, self._request = (host, port), head + body
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.bench.machine import describe_machine, machine_state
-from gmmvit_deploy.bench.report import MOST_SPREAD, machine_reasons
+from gmmvit_deploy.bench.report import MAX_SPREAD, machine_reasons
 from gmmvit_deploy.bundle.artifacts import tool_versions
 from gmmvit_deploy.measure.statistics import Ratio
 
@@ -55,15 +55,15 @@ def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -
 
 
 def unsteady(results: Any, place: str = "") -> list[str]:
-    """Return a reason for every `Ratio` wider than `MOST_SPREAD`, and for every share of a roofline above 1.
+    """Return a reason for every `Ratio` wider than `MAX_SPREAD`, and for every share of a roofline above 1.
 
     Both show that the speed of the machine changed. Nested dictionaries are searched; place: the keys above.
     """
     if isinstance(results, Ratio):
         width = (results.high - results.low) / results.median
-        if not width > MOST_SPREAD:
+        if not width > MAX_SPREAD:
             return []
-        return [f"unstable: {place}: the interval spans {width:.0%} of the ratio, expected at most {MOST_SPREAD:.0%}"]
+        return [f"unstable: {place}: the interval spans {width:.0%} of the ratio, expected at most {MAX_SPREAD:.0%}"]
     if not isinstance(results, dict):
         return []
     share = results.get("share_of_roofline", 0.0)

@@ -104,7 +104,6 @@ def _vit_pytorch(attention: AttentionKind, embedding: EmbeddingKind) -> VitPytor
 
 
 def _without_lsa(model: Model) -> Model:
-    """Return the twin without learned temperatures and without masked diagonal: the scale is the constant d^(−1/2)."""
     changes: dict[str, Any] = {"attention": "plain"} if isinstance(model.spec, VitPytorchSpec) else {"lsa": False}
     twin = model_from_spec(replace(model.spec, **changes)).eval()
     trained = model.state_dict()
@@ -113,7 +112,6 @@ def _without_lsa(model: Model) -> Model:
 
 
 def _without_decay(model: Model) -> Model:
-    """Return the twin whose attentions add no decay to the scores."""
     twin = copy.deepcopy(model)
     for _, scores in attention_scores(twin):
         scores.put("before.decay", None)

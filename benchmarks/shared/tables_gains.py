@@ -51,7 +51,6 @@ def _head() -> list[str]:
 
 
 def _cells(rows: dict[str, Any]) -> list[str]:
-    """Return the times of the best plain export and of ours, and their ratio, by precision; empty without one."""
     best, cells = best_straight_of(rows), []
     for precision, name in OURS.items():
         if precision in best:

@@ -41,7 +41,6 @@ def int8_page(runs: Mapping[str, dict[str, Any]]) -> str:
 
 
 def _tables(run: dict[str, Any], speed: dict[str, Any]) -> str:
-    """Return a table of the answers with a row for each program and set, and a table of the times."""
     answers = [
         (
             name,

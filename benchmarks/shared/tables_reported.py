@@ -81,7 +81,6 @@ def _of_paper(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def _if_measured(name: str, make: Callable[[dict[str, Any]], str]) -> str:
-    """Return the table of a result, or a sentence if there is no result yet."""
     if not (RESULTS / f"{name}.json").exists():
         return "No result has these times yet."
     return make(result(name))
@@ -214,7 +213,6 @@ def before_after_table(runs: dict[str, dict[str, Any]]) -> str:
 
 
 def _where() -> dict[str, Any]:
-    """Return the result of the paper's families, with the families of each system's result."""
     joined = result("where_time_goes")
     for measured in by_family("where_time_goes").values():
         joined["families"] |= measured["families"]
@@ -276,7 +274,6 @@ def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNER
 
 
 def _batches(by_batch: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return batch → name of a program → row, without the other entries of a result."""
     return {batch: by_batch[batch] for batch in ("1", "64") if batch in by_batch}
 
 

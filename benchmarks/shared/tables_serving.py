@@ -100,7 +100,6 @@ def _cell(text: str) -> str:
 
 
 def _memory(memory: Mapping[str, Any]) -> str:
-    """Return the memory before the first and after each round, by process."""
     if "before_mb" not in memory:
         return "."
     restarts = f", {memory['restarts']} restarts" if "restarts" in memory else ""

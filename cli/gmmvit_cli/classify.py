@@ -217,7 +217,6 @@ def classify(
 
 
 def _print(answers: list[Classification], label_set: LabelSet) -> None:
-    """Print the classes of each image; of a multi-label network, the classes that reach their threshold."""
     names = label_set.names
     for answer in answers:
         shown = [
@@ -230,7 +229,6 @@ def _print(answers: list[Classification], label_set: LabelSet) -> None:
 
 
 def _require_answers(answers: list[Classification]) -> None:
-    """Print the error of each file that was not classified, and exit with status 1 if there is one."""
     failed = [answer for answer in answers if answer.error]
     for answer in failed:
         print_error(f"Error: {answer.path}: {answer.error}")
@@ -242,7 +240,6 @@ def _require_answers(answers: list[Classification]) -> None:
 
 
 def _require_none(options: Mapping[str, object]) -> None:
-    """Refuse options that do not go with ``--from``.  options: option → its value.  Errors: InputError."""
     if unfit := [option for option, value in options.items() if value]:
         raise InputError(
             f"{unfit[0]} does not go with --from", hint=f"leave {unfit[0]} out, or name the images without --from"
@@ -301,7 +298,6 @@ def _files_of(arguments: list[str], left_out: LeftOut) -> tuple[list[Path], dict
 def _require_fitting(
     bundle: Path | None, url: str | None, features: Path | None, runner: str | None, *, force: bool
 ) -> None:
-    """Refuse options that do not fit together, before any work.  Errors: InputError, OutputError."""
     if bundle is not None and url is not None:
         raise InputError(
             "--bundle (classify locally) and --url (ask a server) exclude each other",

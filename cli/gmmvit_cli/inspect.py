@@ -146,7 +146,6 @@ def inspect(
 
 
 def _describe_preset(hints: LoadHints, classes: int | None, mask: MaskSpec, *, spt: bool, lsa: bool) -> dict[str, Any]:
-    """Describe the model of a preset as `describe_checkpoint` does.  Errors: InputError."""
     if hints.resize_to is not None or hints.interpolation is not None:
         raise InputError(
             "--resize-to and --set interpolation resize the model of a checkpoint, and no checkpoint is given",
@@ -193,7 +192,6 @@ def _print(described: dict[str, Any]) -> None:
 
 
 def _inspect_bundle(path: Path, report: Path | None, *, as_json: bool) -> None:
-    """Print the graphs of the bundle at ``path``, and how its int8 graphs were chosen."""
     if report is not None:
         raise InputError(
             "--report draws a checkpoint, or with --image the attention of a bundle", hint="add --image FILE"
@@ -226,7 +224,6 @@ def _inspect_bundle(path: Path, report: Path | None, *, as_json: bool) -> None:
 
 
 def _rows_of(bundle: Bundle, file: str, graph: VariantRecord) -> list[tuple[str, str]]:
-    """Return what the record of a graph says, and what is wrong with the graph's file."""
     from gmmvit_deploy.bundle.variants import FOR_CPUS, open_variant
     from gmmvit_deploy.runtimes.runners.speed import speed_in_words
 
@@ -247,7 +244,6 @@ def _rows_of(bundle: Bundle, file: str, graph: VariantRecord) -> list[tuple[str,
 
 
 def _print_tried(file: str, calibration: Mapping[str, Any]) -> None:
-    """Print the recipes that were tried for an int8 graph, best first."""
     tried = sorted(calibration.get("tried", ()), key=lambda recipe: -recipe["db"])
     if not tried:
         return
@@ -269,7 +265,6 @@ def _print_tried(file: str, calibration: Mapping[str, Any]) -> None:
 def _inspect_attention(
     path: Path | None, image: Path, model: str | None, report: Path | None, *, force: bool, as_json: bool
 ) -> None:
-    """Compute and print the attention of the bundle at ``path`` for an image, and write the report."""
     require_report(report, force=force, plots=False)
     if path is None:
         raise InputError("--image draws the attention of a bundle", hint=f"type gmmvit inspect BUNDLE --image {image}")

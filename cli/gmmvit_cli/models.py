@@ -19,7 +19,6 @@ _CLASS = "Class that the bundle was exported with, in a Python file of yours; th
 
 
 def _complete_settings(incomplete: str) -> list[str]:
-    """Return the shell completion of NAME=VALUE."""
     name, is_whole, value = incomplete.partition("=")
     if not is_whole:
         return [f"{each}=" for each in SETTINGS if each.startswith(name)]

@@ -43,15 +43,6 @@ def checked_runner(names: Sequence[str]) -> Callable[[str], str]:
     return parse
 
 
-def _require_file(param: typer.CallbackParam, path: Path | None) -> Path | None:
-    if path is not None and not path.is_file():
-        raise InputError(
-            f"{param.opts[-1]} {path}: no such file",
-            hint=f"type {param.opts[-1]} and a file that exists, or set or unset {param.envvar}",
-        )
-    return path
-
-
 AsJson = Annotated[bool, GENERAL.flag("--json", "Print JSON on stdout.", default=...)]
 Force = Annotated[bool, OUTPUT.flag("--force", "Replace the output if it exists.", default=...)]
 ForceReport = Annotated[bool, OUTPUT.flag("--force", "Replace the report if it exists.", default=...)]
@@ -121,12 +112,11 @@ EngineFolder = Annotated[
 ]
 KeyFile = Annotated[
     Path | None,
-    typer.Option(
-        "--key-file",
-        metavar="FILE",
-        help="File with the key for the server's gateway, alone on a line.",
-        rich_help_panel=TARGET.title,
-        callback=_require_file,
+    TARGET.option(
+        "FILE",
+        "File with the key for the server's gateway, alone on a line.",
+        default=...,
+        must_exist=True,
         envvar="GMMVIT_KEY_FILE",
         show_envvar=False,
         show_default="the variable GMMVIT_KEY_FILE",
@@ -134,12 +124,11 @@ KeyFile = Annotated[
 ]
 Ca = Annotated[
     Path | None,
-    typer.Option(
-        "--ca",
-        metavar="FILE",
-        help="PEM file of the certificate authority to trust for grpcs:// and https://.",
-        rich_help_panel=TARGET.title,
-        callback=_require_file,
+    TARGET.option(
+        "FILE",
+        "PEM file of the certificate authority to trust for grpcs:// and https://.",
+        default=...,
+        must_exist=True,
         envvar="GMMVIT_CA",
         show_envvar=False,
         show_default="the variable GMMVIT_CA, else the public authorities",

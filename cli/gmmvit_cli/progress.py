@@ -78,7 +78,6 @@ def _bar(work: str, console: Console, clock: Callable[[], float] = time.monotoni
 
 @contextmanager
 def _beating(lines: Lines) -> Iterator[Lines]:
-    """Call `Lines.beat` from a thread of its own while the block runs."""
     ended = threading.Event()
 
     def beat() -> None:

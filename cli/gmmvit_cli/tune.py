@@ -22,7 +22,6 @@ _Protocol = Literal["grpc", "http"]
 
 
 def _runners(text: str) -> tuple[RunnerName, ...]:
-    """Read a text such as ``openvino:bf16,onnxruntime``.  Errors: InputError."""
     return tuple(runner_from(part, RUNTIMES) for part in text.split(","))
 
 

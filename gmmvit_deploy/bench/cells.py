@@ -24,8 +24,8 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.runner import Device, Runner
 
 _WARM_UPS = 3
-_LEAST = ENOUGH[0.9]  # minimum number of queries of a `Cell`: as many as a p90 needs
-_MOST_CALLERS = 4
+_MIN_QUERIES = ENOUGH[0.9]  # minimum number of queries of a `Cell`: as many as a p90 needs
+_MAX_CALLERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,13 +127,12 @@ def ratios(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Ratio]]:
 
 
 def _works(runner: Runner, inputs: NDArray[Any], plan: Plan) -> list[Work]:
-    """Return the work of a runner in each round: a `Work` for each batch size, and a `Work` for Offline if planned."""
     works: list[Work] = []
     for batch in plan.batches:
         if not runner.takes(batch) or batch > len(inputs):
             continue
         took = _warmed_up(runner, inputs[:batch])
-        queries = max(math.ceil(_LEAST / plan.rounds), round(plan.seconds / plan.rounds / took))
+        queries = max(math.ceil(_MIN_QUERIES / plan.rounds), round(plan.seconds / plan.rounds / took))
         scenario: ScenarioName = "SingleStream" if batch == 1 else "MultiStream"
         works.append(
             Work(scenario=scenario, inputs=inputs, queries=queries, batch=batch, in_thread=runner.needs_own_thread)
@@ -141,7 +140,7 @@ def _works(runner: Runner, inputs: NDArray[Any], plan: Plan) -> list[Work]:
     if plan.offline:
         batch = max((size for size in plan.batches if runner.takes(size) and size <= len(inputs)), default=1)
         took = _warmed_up(runner, inputs[:batch])
-        callers = min(_MOST_CALLERS, runner.callers)
+        callers = min(_MAX_CALLERS, runner.callers)
         samples = batch * max(2 * callers, round(plan.seconds / plan.rounds / took))
         works.append(Work(scenario="Offline", inputs=inputs, queries=samples, batch=batch, callers=callers))
     return works
@@ -158,8 +157,6 @@ def _warmed_up(runner: Runner, batch: NDArray[Any]) -> float:
 
 
 class _Turn:
-    """The measurement of a cell, round by round."""
-
     def __init__(self, runner: Runner, work: Work, expected: Expected) -> None:
         self._runner, self._work, self._answers = runner, work, Answers(expected)
         self._runs: list[tuple[NDArray[Any], float, int]] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.bench._plots import latency_plot, load_plot, roofline_plot, throughput_plot, waterfall_plot
-from gmmvit_deploy.bench.report import MOST_OTHERS, MOST_SPREAD
+from gmmvit_deploy.bench.report import MAX_OTHERS, MAX_SPREAD
 from gmmvit_deploy.reports.pages import Plot, Summary, VerdictWord, figure, rendered, written_page
 
 Result = Mapping[str, Any]
@@ -87,19 +87,17 @@ def _fastest(result: Result) -> str:
 
 
 def _nearest_limits(result: Result) -> Iterator[str]:
-    """Yield sentences on how close a valid run is to being invalid."""
     if result["cells"]:
         widest = max(result["cells"], key=lambda cell: cell["spread"])
         yield (
             f"The largest spread of rounds is {widest['spread']:.0%} of their median, for {widest['runner']}, "
-            f"{widest['scenario']}, batch {widest['batch']}; above {MOST_SPREAD:.0%} the run is invalid"
+            f"{widest['scenario']}, batch {widest['batch']}; above {MAX_SPREAD:.0%} the run is invalid"
         )
     others = max(result[when]["others"] for when in ("before", "after"))
-    yield f"Other programs took {others:.0%} of the machine; above {MOST_OTHERS:.0%} the run is invalid"
+    yield f"Other programs took {others:.0%} of the machine; above {MAX_OTHERS:.0%} the run is invalid"
 
 
 def _open_comparisons(result: Result) -> Iterator[str]:
-    """Yield a sentence for each ratio whose interval contains 1: such a ratio does not show which runner is faster."""
     for ratio in result["ratios"]:
         if ratio["low"] <= 1 <= ratio["high"]:
             yield (

@@ -15,13 +15,13 @@ from gmmvit_deploy.measure.statistics import ENOUGH
 from gmmvit_deploy.reports.reporting import plain
 
 FORMAT = "gmmvit-bench/1"
-MOST_SPREAD = 0.25
+MAX_SPREAD = 0.25
 """The maximum spread of a cell's rounds (`statistics.spread`), and the maximum relative width of a ratio's interval."""
-MOST_OTHERS = 0.10
+MAX_OTHERS = 0.10
 """The maximum share of the cores, or of a GPU, that other programs may use."""
-MOST_STOLEN = 0.05
+MAX_STOLEN = 0.05
 """The maximum share of the cores that the hypervisor may take."""
-MOST_CLOCK_CHANGE = 0.10
+MAX_CLOCK_CHANGE = 0.10
 """The maximum relative change of `MachineState.spin_ms` during a run."""
 
 
@@ -143,10 +143,10 @@ def reasons_against(
         if cell.scenario != "Offline" and cell.queries < ENOUGH[0.9]:
             enough = f"expected at least {ENOUGH[0.9]} for a p90, got {cell.queries}"
             reasons.append(f"{cell.name}: too few queries: {enough}")
-        if cell.spread > MOST_SPREAD:
+        if cell.spread > MAX_SPREAD:
             reasons.append(
                 f"{cell.name}: unstable: the spread of the rounds is {cell.spread:.0%} of their median, "
-                f"expected at most {MOST_SPREAD:.0%}"
+                f"expected at most {MAX_SPREAD:.0%}"
             )
         reasons += [f"{cell.name}: LoadGen: {complaint}" for complaint in cell.complaints]
     return reasons + machine_reasons(before, after)
@@ -166,18 +166,18 @@ def machine_reasons(before: MachineState, after: MachineState) -> list[str]:
     """Return the reasons why measurements are invalid, from the machine's states before and after the measurements."""
     reasons = []
     for when, state in (("before", before), ("after", after)):
-        if state.others > MOST_OTHERS:
-            reasons.append(_busy("other programs took", state.others, "the machine", when, MOST_OTHERS))
-        if state.stolen > MOST_STOLEN:
-            reasons.append(_busy("the hypervisor took", state.stolen, "the machine", when, MOST_STOLEN))
+        if state.others > MAX_OTHERS:
+            reasons.append(_busy("other programs took", state.others, "the machine", when, MAX_OTHERS))
+        if state.stolen > MAX_STOLEN:
+            reasons.append(_busy("the hypervisor took", state.stolen, "the machine", when, MAX_STOLEN))
         used = max((gpu.used for gpu in state.gpus), default=0.0)
-        if used > MOST_OTHERS:
-            reasons.append(_busy("other programs used", used, "a GPU", when, MOST_OTHERS))
+        if used > MAX_OTHERS:
+            reasons.append(_busy("other programs used", used, "a GPU", when, MAX_OTHERS))
     change = after.spin_ms / before.spin_ms - 1
-    if abs(change) > MOST_CLOCK_CHANGE:
+    if abs(change) > MAX_CLOCK_CHANGE:
         reasons.append(
             f"unstable: the time of a fixed computation changed by {change:+.0%} during the run, "
-            f"expected at most {MOST_CLOCK_CHANGE:.0%}"
+            f"expected at most {MAX_CLOCK_CHANGE:.0%}"
         )
     return reasons
 

@@ -95,7 +95,7 @@ def _measured(bundle: Bundle, runners: Sequence[Runner], options: BenchOptions, 
     if options.bound_ms is not None:
         for runner in runners:
             rates = [cell.samples_per_second for cell in cells if cell.runner == runner.label]
-            bound = {"bound_ms": options.bound_ms, "most": max(rates)}
+            bound = {"bound_ms": options.bound_ms, "max_rate": max(rates)}
             loads.append(search_rate(runner, inputs, expected, **bound, on_progress=on_progress))
     lines = measured_rooflines(works, targets, seen=lines, on_progress=on_progress)
     return BenchReport(
@@ -150,7 +150,7 @@ def _require_batches(runners: Sequence[Runner], plan: Plan) -> None:
 
 
 def _batches(runner: Runner) -> str:
-    return ", ".join(f"{least} to {most}" for least, most in runner.ranges)
+    return ", ".join(f"{low} to {high}" for low, high in runner.ranges)
 
 
 def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArray[Any] | None, dict[str, Any]]:

@@ -17,7 +17,7 @@ from gmmvit_deploy.runtimes.runners.runner import Runner
 
 _STEPS = 6
 _QUERIES = ENOUGH[0.99]
-_SECONDS_AT_LEAST = 2.0
+_MIN_SECONDS = 2.0
 _BATCH = 64
 
 
@@ -52,7 +52,7 @@ def search_rate(
     expected: Expected,
     *,
     bound_ms: float,
-    most: float,
+    max_rate: float,
     on_progress: OnProgress = ignore,
 ) -> LoadSearch:
     """Search by bisection, in six steps, the highest rate whose p99 latency stays within the bound.
@@ -60,7 +60,7 @@ def search_rate(
     Of a rate beyond the bound, two of three trials decide: a short pause of the machine would exclude all higher rates.
     Every trial has the queries that a p99 needs (`measure.statistics`).
 
-    most: the samples a second when all are available at once, the highest rate to try.
+    max_rate: the samples a second when all are available at once, the highest rate to try.
     """
     # A server forms batches itself, so the queries to a server are single samples.
     batch = 1 if runner.server is not None else min(_BATCH, runner.max_batch, len(inputs))
@@ -68,7 +68,7 @@ def search_rate(
         runner.run(inputs[:size])  # the first run of a batch size may compile, and must not be timed
     points: list[LoadPoint] = []
     answers = Answers(expected)
-    low, high = 0.0, most
+    low, high = 0.0, max_rate
 
     def tried(rate: float) -> LoadPoint:
         on_progress(Progress(f"{runner.label}: {rate:.0f} requests a second"))
@@ -77,7 +77,7 @@ def search_rate(
             Work(
                 scenario="Server",
                 inputs=inputs,
-                queries=max(_QUERIES, round(rate * _SECONDS_AT_LEAST)),
+                queries=max(_QUERIES, round(rate * _MIN_SECONDS)),
                 batch=batch,
                 callers=runner.callers,
                 rate=rate,

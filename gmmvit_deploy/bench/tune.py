@@ -217,7 +217,7 @@ def _trial(
                 everything = Work(scenario="Offline", inputs=inputs, queries=4 * len(inputs), batch=batch, callers=4)
                 full_rate = max(drive(runner.run, everything).samples_per_second for _ in range(2))
                 load = search_rate(
-                    runner, inputs, expected, bound_ms=options.bound_ms, most=full_rate, on_progress=on_progress
+                    runner, inputs, expected, bound_ms=options.bound_ms, max_rate=full_rate, on_progress=on_progress
                 )
                 peak = peak_bytes((server.pid, *(worker.pid for worker in server.workers)))
     return Trial(settings=settings, full_rate=full_rate, load=load, peak_bytes=peak)

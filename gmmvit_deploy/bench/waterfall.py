@@ -92,8 +92,6 @@ def server_parts(
 
 
 class _Program:
-    """The measurements of a runner with a single sample per query, and the statistics of the server's ``models``."""
-
     def __init__(
         self, runner: Runner, run: Program, inputs: NDArray[Any], models: tuple[str, ...] | None = None
     ) -> None:

@@ -44,7 +44,7 @@ from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
-_LEAST_TOP1 = 0.95
+_MIN_TOP1 = 0.95
 _BUILT_FOR = "8.9"
 _SERVED = ("triton-grpc", "triton-http")
 _BENCH_PLAN = Plan(batches=(1, 32), rounds=6, seconds=0.7)
@@ -185,14 +185,12 @@ class _Demo:
 
 
 def _folded(bundle: Bundle) -> str:
-    """Return the numbers of folded masks and biases in words."""
     manifest = bundle.manifest
     counts = [f"{len(manifest.masks)} masks"] if manifest.masks or not manifest.biases else []
     return " and ".join(counts + ([f"{len(manifest.biases)} biases"] if manifest.biases else []))
 
 
 def _fp16_missing(bundle: Bundle) -> str:
-    """Return the reason why the precision policy has no fp16 for an operator of the model; empty if it has."""
     import onnx
 
     try:
@@ -203,7 +201,6 @@ def _fp16_missing(bundle: Bundle) -> str:
 
 
 def _converted(bundle: Bundle) -> str:
-    """Write the fp16 graph; return a summary, or the reason why the model has no fp16."""
     if reason := _fp16_missing(bundle):
         return f"skipped: {reason}"
     record = variant_from_bundle(bundle, "fp16").record
@@ -231,7 +228,6 @@ def _built(bundle: Bundle, origin: DemoModel[Any]) -> str:
 
 
 def _save_images(folder: Path, pixels: NDArray[Any], classes: NDArray[Any]) -> None:
-    """Write each image to ``<class>/<number>.png`` in ``folder``; the name of the subfolder is the true class."""
     for number, (image, label) in enumerate(zip(pixels, classes, strict=True)):
         target = folder / str(label)
         target.mkdir(parents=True, exist_ok=True)
@@ -251,7 +247,6 @@ def _parity(
 
 
 def _benched(bundle: Bundle, names: Sequence[str], server: TritonServer, page: Path) -> str:
-    """Measure the speed of the runners on digits; return a summary, or why LoadGen or matplotlib is not available."""
     options = BenchOptions(plan=_BENCH_PLAN, data=open_data("digits"))
     try:
         with open_runners(names, bundle, urls=(server.grpc_url, server.http_url)) as runners:
@@ -267,7 +262,6 @@ def _benched(bundle: Bundle, names: Sequence[str], server: TritonServer, page: P
 
 
 def _accuracies(report: ParityReport) -> dict[str, float]:
-    """Return the top-1 accuracy on the held-out digits, of PyTorch and of every runner."""
     top1 = {runner.runner: runner.check("accuracy").details["top1"] for runner in report.runners}
     return {f"{name}, by parity": numbers["runner"] for name, numbers in top1.items()}
 
@@ -285,5 +279,5 @@ def _judge(top1: dict[str, float]) -> None:
             raise GmmvitError(
                 f"the top-1 accuracies on the held-out digits must be equal: {name} has {a:.2%}, {other} has {b:.2%}"
             )
-    if min(top1.values()) < _LEAST_TOP1:
-        raise GmmvitError(f"the trained model has top-1 {min(top1.values()):.2%}; expected at least {_LEAST_TOP1:.0%}")
+    if min(top1.values()) < _MIN_TOP1:
+        raise GmmvitError(f"the trained model has top-1 {min(top1.values()):.2%}; expected at least {_MIN_TOP1:.0%}")

@@ -137,7 +137,6 @@ def _publish(staging: Path, path: Path, *, force: bool) -> None:
 
 
 def _require_earlier_output(path: Path, staging: Path) -> None:
-    """Errors: OutputError when ``path`` holds files, and less than half of the names of the new folder."""
     held, names = sorted(entry.name for entry in path.iterdir()), {entry.name for entry in staging.iterdir()}
     if held and 2 * len(names & {*held}) < len(names):
         raise OutputError(

@@ -152,7 +152,6 @@ def _from_json(content: str, source: str) -> list[str]:
 
 
 def _in_order(data: dict[Any, Any]) -> list[Any]:
-    """Return the keys, which are indices, in ascending order.  Errors: ValueError when they are not 0, 1, 2, …"""
     keys = sorted(data, key=int)
     if [int(key) for key in keys] != list(range(len(keys))):
         raise ValueError(f"the indices {', '.join(map(str, keys[:5]))}{', …' if len(keys) > 5 else ''}")

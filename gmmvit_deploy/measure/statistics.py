@@ -111,7 +111,6 @@ def spread(medians: Sequence[float]) -> float:
 
 
 def _interval(values: Sequence[float] | NDArray[Any], confidence: float) -> tuple[float, float]:
-    """Return both ends of the sign test's interval of the median."""
     ordered, count = np.sort(values), len(values)
     outside, tail = 0, 1  # values that lie outside at each end; of the 2^count outcomes, those with so few signs
     while 2 * (tail := tail + math.comb(count, outside + 1)) / 2**count <= 1 - confidence:

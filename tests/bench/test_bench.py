@@ -55,7 +55,7 @@ class Slower(OnnxRuntimeRunner):
 @pytest.fixture(scope="module")
 def report(bundle: Bundle) -> Iterator[BenchReport]:
     with pytest.MonkeyPatch.context() as patch, open_runners(["onnxruntime", "openvino"], bundle) as runners:
-        patch.setattr(served_load, "_SECONDS_AT_LEAST", 0.0)  # as many queries as a p99 needs, and no more
+        patch.setattr(served_load, "_MIN_SECONDS", 0.0)  # as many queries as a p99 needs, and no more
         yield bench(bundle, runners, BenchOptions(plan=QUICK, samples=16, bound_ms=50))
 
 
@@ -97,7 +97,7 @@ def test_wrong_answers_make_a_run_invalid(
     off: float, largest: Any, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served_load, "_STEPS", 1)
-    monkeypatch.setattr(served_load, "_SECONDS_AT_LEAST", 0.0)
+    monkeypatch.setattr(served_load, "_MIN_SECONDS", 0.0)
     with Slower(bundle) as wrong:
         wrong.delay_s, wrong.off = 0.0, off
         options = BenchOptions(plan=QUICK, samples=8, bound_ms=50, roofline=False, waterfall=False)

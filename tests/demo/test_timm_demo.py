@@ -55,7 +55,7 @@ def test_demo_of_a_masked_timm_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """
     monkeypatch.setattr(module, "_benched", lambda *arguments: "")
     monkeypatch.setattr(DemoTimmModel, "epochs", 3)
-    monkeypatch.setattr(module, "_LEAST_TOP1", 0.1)
+    monkeypatch.setattr(module, "_MIN_TOP1", 0.1)
     result = run_demo(tmp_path / "out", model="timm:test_vit", mask="gmm")
     assert len(set(result.top1.values())) == 1, result.top1
     assert {"Triton, grpc", "Triton, http"} <= set(result.top1)  # on PNG bytes

@@ -20,22 +20,8 @@ KINDS = ("cifar10", "cifar100", "svhn", "mnist", "tiny-imagenet", "folder", "tab
 SPLITS = ("test", "train")
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
-    *(
-        ".jp2",
-        ".j2k",
-        ".avif",
-        ".heic",
-        ".heif",
-        ".pbm",
-        ".pnm",
-        ".dib",
-        ".ico",
-        ".tga",
-        ".pcx",
-        ".sgi",
-        ".xbm",
-        ".dds",
-    ),
+    *(".jp2", ".j2k", ".avif", ".heic", ".heif", ".pbm", ".pnm", ".dib", ".ico", ".tga", ".pcx", ".sgi", ".xbm"),
+    ".dds",
 )
 """Endings of the names of image files. HEIF cannot be decoded, but needs an answer that says so."""
 _OTHERS = (
@@ -54,7 +40,7 @@ HEAD = re.compile(
 """The first bytes of an image file, as in the ``accept`` functions of Pillow's plugins."""
 HEAD_BYTES = 16
 _SHOWN = 5
-_MOST_KINDS = 50
+_MAX_KINDS = 50
 _SPLIT_FOLDERS = {"train", "val", "valid", "validation", "test"}
 
 
@@ -110,7 +96,7 @@ class LeftOut:
         # A name that is not UTF-8 has surrogates, which no output can encode.
         name = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         kind = kind or _kind_of(PurePosixPath(name))
-        if kind not in self._kinds and len(self._kinds) >= _MOST_KINDS:
+        if kind not in self._kinds and len(self._kinds) >= _MAX_KINDS:
             kind = "other"
         files, first = self._kinds.get(kind, (0, name))
         self._kinds[kind] = (files + 1, first)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import pickle
 import struct
+import tarfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.images.data._archives import member, members
 from gmmvit_deploy.images.data.files import LeftOut, hidden_kind, images_among, split_folder
 from gmmvit_deploy.images.data.images import ArrayImages, FileImages, Images, Label
 from gmmvit_deploy.images.datasets import DATASETS
@@ -34,11 +36,11 @@ def cifar(path: Path, split: str, *, classes: int) -> Images:
         (100, "test"): ["test"],
         (100, "train"): ["train"],
     }[classes, split]
-    present = members(path)
+    present = _members(path)
     if set(stems) <= present:
-        parts = [_cifar_python(member(path, stem), f"{path}: {stem}", classes) for stem in stems]
+        parts = [_cifar_python(_member(path, stem), f"{path}: {stem}", classes) for stem in stems]
     elif {f"{stem}.bin" for stem in stems} <= present:
-        parts = [_cifar_binary(member(path, f"{stem}.bin"), f"{path}: {stem}.bin", classes) for stem in stems]
+        parts = [_cifar_binary(_member(path, f"{stem}.bin"), f"{path}: {stem}.bin", classes) for stem in stems]
     else:
         expected = f"{stems[0]} or {stems[0]}.bin"
         raise InputError(
@@ -142,12 +144,12 @@ def svhn(path: Path, split: str) -> Images:
 def idx(path: Path, split: str) -> Images:
     """Read MNIST, or files with its format and names, plain or compressed; ``test`` is ``t10k-images-idx3-ubyte``."""
     stem = "t10k" if split == "test" else "train"
-    present = members(path)
+    present = _members(path)
     arrays = []
     for kind, dims in (("images-idx3", 3), ("labels-idx1", 1)):
         plain = f"{stem}-{kind}-ubyte"
         name = plain if plain in present else f"{plain}.gz"
-        arrays.append(_idx(member(path, name), f"{path}: {name}", dims))
+        arrays.append(_idx(_member(path, name), f"{path}: {name}", dims))
     return ArrayImages(f"mnist {split}", arrays[0], arrays[1], tuple("0123456789"))
 
 
@@ -276,3 +278,42 @@ def digits(split: str) -> Images:
     order = np.random.default_rng(_DIGITS_SEED).permutation(len(grey))
     chosen = order[:_HELD_OUT] if split == "test" else order[_HELD_OUT:]
     return ArrayImages(f"digits {split}", grey[chosen], bunch.target[chosen], tuple("0123456789"))
+
+
+_BROKEN = (OSError, EOFError, tarfile.TarError, zlib.error)
+"""Exceptions that reading a damaged archive raises."""
+
+
+def _members(path: Path) -> set[str]:
+    """Return the names of all files below a folder or in a tar archive.  Errors: InputError for anything else."""
+    if path.is_dir():
+        return {file.name for file in path.rglob("*") if file.is_file()}
+    return {Path(name).name for name in _archive_names(path)}
+
+
+def _member(path: Path, name: str) -> bytes:
+    """Return the content of the only file called ``name``, decompressed if it ends in .gz.  Errors: InputError."""
+    try:
+        if path.is_dir():
+            (only,) = [file for file in path.rglob("*") if file.name == name and file.is_file()]
+            data = only.read_bytes()
+        else:
+            (full,) = [full for full in _archive_names(path) if Path(full).name == name]
+            with tarfile.open(path) as archive:
+                file = archive.extractfile(full)
+                data = file.read() if file else b""
+        return gzip.decompress(data) if name.endswith(".gz") else data
+    except ValueError as exc:
+        raise InputError(f"{path}: expected exactly one file called {name} in this folder or archive") from exc
+    except _BROKEN as exc:
+        raise InputError(f"{path}: {name} cannot be read: {exc}") from exc
+
+
+def _archive_names(path: Path) -> list[str]:
+    try:
+        with tarfile.open(path) as archive:
+            return [entry.name for entry in archive if entry.isfile()]
+    except FileNotFoundError as exc:
+        raise InputError(f"{path}: no such file or folder") from exc
+    except _BROKEN as exc:
+        raise InputError(f"{path}: expected a folder or a tar archive: {exc}") from exc

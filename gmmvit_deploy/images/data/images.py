@@ -147,7 +147,6 @@ class FileImages(Images):
         *,
         left_out: Sequence[LeftOutKind] = (),
     ) -> None:
-        """Store the paths of the files, and their classes, or None.  Errors: InputError when ``files`` is empty."""
         if not files:
             raise InputError(f"{name}: expected at least one image file, got none; {left_out_text(left_out)}")
         self.name, self.classes, self.left_out = name, classes, tuple(left_out)

@@ -68,7 +68,6 @@ def require_data(text: str) -> None:
 
 
 def _parts(text: str) -> tuple[str, Path, str]:
-    """Return (kind, path, split or "") of a text ``kind:path#split``.  Errors: InputError."""
     described, _, split = text.partition("#")
     kind, _, path = described.partition(":")
     if kind not in _READERS:

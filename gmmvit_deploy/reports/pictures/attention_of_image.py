@@ -235,7 +235,6 @@ def _distances(
 
 
 def _plain(values: NDArray[np.float64]) -> tuple[float | None, ...]:
-    """Return numbers for JSON, with None in place of NaN."""
     return tuple(None if math.isnan(value) else value for value in values.tolist())
 
 
@@ -245,7 +244,6 @@ def _why_no_rollout(
     observed: TokenGrids | None,
     grids: Mapping[str, tuple[int, tuple[int, int]]],
 ) -> str:
-    """Return the first reason why the rollout is not defined for a model; empty if the rollout is defined."""
     external = attentions_without_scores(model)
     if external:
         return f"{external[0]} is no attention between tokens: it has no Q Kᵀ"
@@ -285,7 +283,6 @@ def _rollout(record: AttentionRecord, prefix: int, grid: tuple[int, int]) -> Ima
 
 
 def _in_words(read: tuple[int, ...], prefix: int, tokens: int) -> str:
-    """Describe the tokens that the head reads."""
     if read == tuple(range(prefix, tokens)):
         return f"the mean of the {tokens - prefix} patches"
     if read == tuple(range(tokens)):

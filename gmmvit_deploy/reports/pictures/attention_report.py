@@ -102,7 +102,6 @@ def write_attention_report(
 
 
 def _answer(attention: ImageAttention, image: str) -> str:
-    """Return a sentence with the class, or the labels that are present."""
     if not attention.predictions:
         return f"The model has no classes; the image is {image}."
     best, *_ = attention.predictions
@@ -160,7 +159,6 @@ def attention_page(model: Model, pixels: NDArray[Any], attention: ImageAttention
 
 
 def _image_figures(pixels: NDArray[Any], rollout: ImageRollout | None) -> Iterator[Figure]:
-    """Yield the image as the network sees it, and the rollout, if any, over the image and alone."""
     height, width, channels = pixels.shape
     caption = f"as the network sees it: {width}×{height} pixels, {channels} channel{'s' * (channels > 1)}"
     panels = (image_from_pixels(pixels),) if rollout is None else rollout_panels(pixels, rollout)

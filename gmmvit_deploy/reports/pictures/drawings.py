@@ -26,12 +26,12 @@ from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, HeadValues,
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
 
-MOST_TOKENS = 1024
+MAX_TOKENS = 1024
 """Larger matrices are drawn with every k-th row and column; larger grids get no map for each token."""
 
 _CLOSED = np.array([90, 90, 90], np.uint8)
 _SHEET_COLUMNS = 8
-_MOST_CHANNELS = 8
+_MAX_CHANNELS = 8
 _SHOWN_NAMES = 3
 _OPERATIONS = {
     "add": "The matrix is added to the {}.",
@@ -76,7 +76,7 @@ def drawings_of(model: Model) -> Drawings:
 
 def _every(matrix: NDArray[np.float32]) -> int:
     """Return k: a picture of the matrix shows every k-th row and column.  k is 1 for a matrix up to 1024 × 1024."""
-    return math.ceil(int(max(matrix.shape)) / MOST_TOKENS)
+    return math.ceil(int(max(matrix.shape)) / MAX_TOKENS)
 
 
 def step_image(step: DrawnMatrix, index: int) -> Image.Image:
@@ -90,7 +90,7 @@ def step_maps_image(step: DrawnMatrix, index: int) -> Image.Image | None:
 
     Returns None without a grid, for a single row or column, where maps repeat the matrix, and above 1024 patches.
     """
-    if step.grid is None or min(step.grid) < 2 or math.prod(step.grid) > MOST_TOKENS:
+    if step.grid is None or min(step.grid) < 2 or math.prod(step.grid) > MAX_TOKENS:
         return None
     patches = _colours(step, index)[step.prefix :, step.prefix :]
     return tiled(patches.reshape(*step.grid, *step.grid, 3))
@@ -128,7 +128,7 @@ def filter_images(sheet: FilterSheet) -> list[tuple[str, Image.Image]]:
             tiles = (255 * shades).round().astype(np.uint8).transpose(0, 2, 3, 1)
             pictures.append((where, _sheet(tiles)))
             continue
-        for channel in range(min(channels, _MOST_CHANNELS)):
+        for channel in range(min(channels, _MAX_CHANNELS)):
             of_channel = of_view[:, channel]
             largest = np.abs(of_channel).max(axis=(1, 2), keepdims=True)
             tiles = coloured(of_channel / np.where(largest > 0, largest, 1), 1.0)
@@ -138,7 +138,6 @@ def filter_images(sheet: FilterSheet) -> list[tuple[str, Image.Image]]:
 
 
 def _sheet(tiles: NDArray[np.uint8]) -> Image.Image:
-    """Draw tiles (K, height, width, 3) in rows of 8."""
     columns = min(_SHEET_COLUMNS, len(tiles))
     rows = math.ceil(len(tiles) / columns)
     blank = np.full((rows * columns - len(tiles), *tiles.shape[1:]), 255, np.uint8)
@@ -148,7 +147,7 @@ def _sheet(tiles: NDArray[np.uint8]) -> Image.Image:
 def similarity_image(positions: PositionSimilarity) -> Image.Image | None:
     """Draw for each patch a map of its cosine similarity to all others, ±1 in full colour; None above 1024 patches."""
     rows, columns = positions.grid
-    if rows * columns > MOST_TOKENS:
+    if rows * columns > MAX_TOKENS:
         return None
     return tiled(coloured(positions.similarity.reshape(rows, columns, rows, columns), 1.0))
 
@@ -180,7 +179,6 @@ def step_rows(values: tuple[HeadValues, ...]) -> list[tuple[str, ...]]:
 
 
 def _named(attentions: tuple[str, ...]) -> str:
-    """Return the names of attentions, at most three and the number of further attentions."""
     shown = ", ".join(attentions[:_SHOWN_NAMES])
     more = len(attentions) - _SHOWN_NAMES
     return f"{shown} and {more} more" if more > 0 else shown
@@ -283,7 +281,7 @@ def _similarity_figure(positions: PositionSimilarity) -> Figure:
     if not positions.stored:
         parts.append("computed from the sizes of the model, and not stored in the checkpoint")
     if image is None:
-        parts.append(f"not drawn, because the grid has more than {MOST_TOKENS} patches")
+        parts.append(f"not drawn, because the grid has more than {MAX_TOKENS} patches")
     if measured["neighbours"] is not None:
         parts.append(f"neighbours: {measured['neighbours']:.3g} on average")
     if measured["mean"] is not None:

@@ -144,7 +144,6 @@ def _model(described: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _layer(layer: LayerMasks) -> dict[str, Any]:
-    """Return what the page shows of a layer."""
     limit, (rows, columns) = colour_limit(layer), layer.grid
     underflow = (
         f", {layer.underflowed} of {(rows * columns) ** 2} entries of the stored base underflowed to zero"

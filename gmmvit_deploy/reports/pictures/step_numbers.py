@@ -226,7 +226,6 @@ def _drawn(attentions: tuple[str, ...], name: str, step: Step, matrix: Tensor) -
 
 
 def _grid(step: Step, matrices: NDArray[np.float32]) -> tuple[int, int] | None:
-    """Return the grid that the step states, if the matrices have rows and columns for all its tokens."""
     grid = step.numbers().grid
     rows, columns = matrices.shape[-2:]
     return grid if grid is not None and rows == columns and math.prod(grid) <= columns else None
