@@ -21,8 +21,6 @@ import gmmvit_deploy
 from gmmvit_cli.commands import JOBS
 from gmmvit_cli.main import app
 
-__all__ = ["PAGES", "written"]
-
 PAGES = Path(__file__).parent / "pages"
 _EVERY = {"--json", "--force", "--quiet", "--verbose"}
 

@@ -16,8 +16,6 @@ from gmmvit_deploy.models.families import model_from_spec, preset_spec
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import MaskSpec
 
-__all__ = ["bundle_of", "fine_tuned", "random_bundle", "random_vit"]
-
 
 def random_vit(*, seed: int = 0, **changes: Any) -> Model:
     """Return a ViT d9 for CIFAR-10 with a Gaussian mixture mask (K = 5) and random weights.

@@ -26,8 +26,6 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtimes.runners.names import IN_PROCESS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from gmmvit_deploy.bulk.run import BulkResult
     from gmmvit_deploy.images.data.files import LeftOut
     from gmmvit_deploy.images.labels import LabelSet
@@ -144,7 +142,11 @@ def classify(
                 hint="type gmmvit classify --bundle BUNDLE --from SOURCE --to FOLDER",
             )
         unfit = {"IMAGE": images, "--url": url, "--key-file": key_file, "--ca": ca}
-        _require_none(unfit | {"--features": features, "--force": force})
+        unfit |= {"--features": features, "--force": force}
+        if wrong := next((option for option, value in unfit.items() if value), ""):
+            raise InputError(
+                f"{wrong} does not go with --from", hint=f"leave {wrong} out, or name the images without --from"
+            )
         with progress("classify") as on_progress:
             from gmmvit_deploy.bulk.run import classify_source, part_from
 
@@ -237,13 +239,6 @@ def _require_answers(answers: list[Classification]) -> None:
             f"hint: {len(failed)} of {len(answers)} files were not classified; repair these files, or leave them out"
         )
         raise typer.Exit(1)
-
-
-def _require_none(options: Mapping[str, object]) -> None:
-    if unfit := [option for option, value in options.items() if value]:
-        raise InputError(
-            f"{unfit[0]} does not go with --from", hint=f"leave {unfit[0]} out, or name the images without --from"
-        )
 
 
 def _print_bulk(result: BulkResult, folder: str, *, accept_broken: bool, as_json: bool) -> None:

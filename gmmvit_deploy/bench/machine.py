@@ -77,7 +77,9 @@ def machine_state() -> MachineState:
         others=max(0.0, (total - idle - stolen) / total) if before else 0.0,
         stolen=stolen / total,
         spin_ms=_spin(),
-        megahertz=_megahertz(),
+        megahertz=tuple(
+            float(line.partition(":")[2]) for line in _lines(Path("/proc/cpuinfo")) if line.startswith("cpu MHz")
+        ),
         gpus=_gpu_states(),
     )
 
@@ -90,7 +92,7 @@ def describe_machine() -> dict[str, Any]:
         "cores_allowed": cores(),
         "cpu_quota": cpu_quota(),
         "features": cpu_features(),
-        "memory_gib": round(_memory() / 2**30, 1),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.platform(),
         "gpus": gpu_names(),
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
@@ -141,20 +143,8 @@ def _spin() -> float:
     return best * 1e3
 
 
-def _megahertz() -> tuple[float, ...]:
-    return tuple(float(_value(line)) for line in _lines(Path("/proc/cpuinfo")) if line.startswith("cpu MHz"))
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-
-
-def _value(line: str) -> str:
-    return line.partition(":")[2].strip()
