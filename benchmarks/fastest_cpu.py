@@ -34,9 +34,8 @@ import torch
 from benchmarks.shared.cpu_programs import HAS_BF16, RUNNERS, cpu_program, runner_of, straight_openvino
 from benchmarks.shared.families import as_released, compiled
 from benchmarks.shared.interleaved import Program
-from benchmarks.shared.places import BENCHMARKS
+from benchmarks.shared.places import BENCHMARKS, why_failed
 from benchmarks.shared.side_by_side import Family, main
-from benchmarks.shared.tools import why_failed
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
 

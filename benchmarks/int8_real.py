@@ -55,10 +55,9 @@ from benchmarks.shared.families import as_released
 from benchmarks.shared.interleaved import Program, time_rounds
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.photographs import crops_of, shifted
-from benchmarks.shared.places import BENCHMARKS, ROOT
+from benchmarks.shared.places import BENCHMARKS, ROOT, why_failed
 from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.tables_int8 import int8_plot
-from benchmarks.shared.tools import why_failed
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.reading import IMAGES_METADATA_KEY, MODEL_METADATA_KEY
