@@ -141,11 +141,11 @@ def classify(
                 f"--from, --to and --bundle go together; {option} is missing",
                 hint="type gmmvit classify --bundle BUNDLE --from SOURCE --to FOLDER",
             )
-        unfit = {"IMAGE": images, "--url": url, "--key-file": key_file, "--ca": ca}
-        unfit |= {"--features": features, "--force": force}
-        if wrong := next((option for option, value in unfit.items() if value), ""):
+        without: dict[str, object] = {"IMAGE": images, "--url": url, "--key-file": key_file, "--ca": ca}
+        without |= {"--features": features, "--force": force}
+        if unfit := [option for option, value in without.items() if value]:
             raise InputError(
-                f"{wrong} does not go with --from", hint=f"leave {wrong} out, or name the images without --from"
+                f"{unfit[0]} does not go with --from", hint=f"leave {unfit[0]} out, or name the images without --from"
             )
         with progress("classify") as on_progress:
             from gmmvit_deploy.bulk.run import classify_source, part_from

@@ -276,15 +276,16 @@ def _inspect_attention(
         permit_class(bundle, model)
 
         # Imports PyTorch: a bundle that is missing is refused without it.
+        from gmmvit_deploy.reports.pages import written_page
         from gmmvit_deploy.reports.pictures.attention_of_image import attention_of_bundle
-        from gmmvit_deploy.reports.pictures.attention_report import write_attention_report
+        from gmmvit_deploy.reports.pictures.attention_report import attention_page
 
         on_progress(Progress("compute the attention"))
         trained, pixels, attention = attention_of_bundle(bundle, image)
         if report is not None:
             on_progress(Progress("draw the report"))
-            names = {"bundle": path.name, "image": image.name}
-            write_attention_report(trained, pixels, attention, report, **names, force=force)
+            page = attention_page(trained, pixels, attention, bundle=path.name, image=image.name)
+            written_page(page, report, force=force)
     described = {"bundle": str(path), "sha256": bundle.sha256, "image": str(image), **attention.to_json()}
     if as_json:
         print_json(described if report is None else {**described, "report": str(report)})

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from PIL import Image, ImageDraw
 
 from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.models.families import family_of
-from gmmvit_deploy.reports.pages import Figure, Summary, rendered, written_page
+from gmmvit_deploy.reports.pages import Figure, Summary, rendered
 from gmmvit_deploy.reports.pictures.attention_of_image import HeadDistances, ImageAttention, ImageRollout
 from gmmvit_deploy.reports.pictures.drawings import drawing_parts, drawings_of, step_rows
 from gmmvit_deploy.reports.pictures.mask_images import coloured, overlay_image, token_grid, token_map
@@ -85,20 +84,6 @@ def _nice_step(smallest: float) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(smallest))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= smallest)
-
-
-def write_attention_report(
-    model: Model,
-    pixels: NDArray[Any],
-    attention: ImageAttention,
-    path: Path,
-    *,
-    bundle: str,
-    image: str,
-    force: bool = False,
-) -> None:
-    """Write the page of `attention_page` to ``path``.  Errors: as for `written_page`."""
-    written_page(attention_page(model, pixels, attention, bundle=bundle, image=image), path, force=force)
 
 
 def _answer(attention: ImageAttention, image: str) -> str:
