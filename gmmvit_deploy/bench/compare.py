@@ -35,14 +35,6 @@ class Row:
         return not self.low <= 1 <= self.high
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """The comparison of two results.  differing: version or setting → (value in A, value in B), if they differ."""
-
-    rows: tuple[Row, ...]
-    differing: dict[str, tuple[Any, Any]]
-
-
 def open_result(path: Path) -> dict[str, Any]:
     """Read a result that ``gmmvit bench --output`` wrote.  Errors: InputError when the file holds something else."""
     hint = "type gmmvit bench BUNDLE --output FILE.json to write a result"
@@ -58,9 +50,10 @@ def open_result(path: Path) -> dict[str, Any]:
     return data  # type: ignore[no-any-return]
 
 
-def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
+def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[list[Row], dict[str, tuple[Any, Any]]]:
     """Compare two results of `open_result` that were measured at different times.
 
+    Returns the rows, and version or setting → (value in A, value in B) for each that differs.
     Errors: InputError with every reason why the results cannot be compared.
     """
     if against := _reasons_against(a, b):
@@ -84,7 +77,7 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
         for name in sorted({*first, *second})
         if first.get(name) != second.get(name)
     }
-    return Comparison(rows=tuple(rows), differing=differing)
+    return rows, differing
 
 
 _MUST_AGREE = {

@@ -260,12 +260,12 @@ def test_compared_results_list_what_became_slower(result: dict[str, Any]) -> Non
             cell["round_ms"] = [100 * value for value in cell["round_ms"]]
     other["versions"]["openvino"] = "2030.1"
     other["runners"]["openvino"]["threads"] = "7"
-    comparison = compare(result, other)
-    slower = [row for row in comparison.rows if row.certain]
+    rows, differing = compare(result, other)
+    slower = [row for row in rows if row.certain]
     assert {row.runner for row in slower} == {"openvino"}
     assert all(row.change == pytest.approx(100) for row in slower)
-    assert comparison.differing["versions openvino"][1] == "2030.1"
-    assert comparison.differing["runner openvino threads"] == (result["runners"]["openvino"]["threads"], "7")
+    assert differing["versions openvino"][1] == "2030.1"
+    assert differing["runner openvino threads"] == (result["runners"]["openvino"]["threads"], "7")
 
 
 def test_results_that_cannot_be_compared(result: dict[str, Any], tmp_path: Path) -> None:
