@@ -1,7 +1,4 @@
-"""Measure several runners in the same rounds, in a random order, so that all slow down alike if the machine does.
-
-Ratios are therefore computed within rounds.
-"""
+"""Measure several runners in the same rounds, in a random order: all slow down alike if the machine does."""
 
 from __future__ import annotations
 

@@ -70,9 +70,7 @@ class Expected:
         self._noise = measure.noise()
 
     def largest(self, indices: NDArray[Any], outputs: NDArray[Any]) -> float:
-        """Return the largest distance of ``outputs`` (n, C) from PyTorch's float64 logits of the inputs ``indices``
-        (n,).
-        """
+        """Return the largest distance of ``outputs`` (n, C) from PyTorch's float64 logits of ``indices`` (n,)."""
         return distance(outputs, self._exact[indices])
 
     def limit(self, precision: Precision, *, for_cpu: bool) -> Limit:

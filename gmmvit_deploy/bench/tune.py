@@ -155,9 +155,7 @@ def tune(
     trials: list[Trial] = []
 
     def tried(candidates: Iterable[RepositoryOptions], *, later: int = 0) -> Trial:
-        """Try the new candidates, and return the best trial so far.  later: the trials that follow, for the
-        progress.
-        """
+        """Try the new candidates, and return the best trial so far.  later: how many follow, for the progress."""
         untried = [settings for settings in candidates if all(settings != trial.settings for trial in trials)]
         total = len(trials) + len(untried) + later
         for settings in untried:

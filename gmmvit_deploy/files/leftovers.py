@@ -26,9 +26,7 @@ def remove_leftovers() -> list[Path]:
 
 
 def new_run_folder(purpose: str) -> tuple[Path, int]:
-    """Remove leftovers, make a temporary folder named after its purpose, and return it and the descriptor of
-    its lock.
-    """
+    """Remove leftovers, make a temporary folder, and return it and the descriptor of its lock."""
     remove_leftovers()
     return locked_folder(f"{_PREFIX}{purpose}-")
 
@@ -56,9 +54,7 @@ def _remove_shared_memory(folder: Path) -> None:
 
 
 def locked_folder(prefix: str, parent: Path | None = None) -> tuple[Path, int]:
-    """Make a folder as `tempfile.mkdtemp` does, and return it and the descriptor that holds its lock.
-    Errors: OSError.
-    """
+    """Make a folder as `tempfile.mkdtemp` does, and return it and the descriptor of its lock.  Errors: OSError."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         with contextlib.suppress(FileNotFoundError):  # another process removed the folder before the lock was held

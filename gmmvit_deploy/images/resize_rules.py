@@ -1,7 +1,4 @@
-"""Name the rules for resizing images, and check the values that go with a rule; imports neither numpy nor Pillow.
-
-`gmmvit_deploy.images.preprocess` defines and applies the rules.
-"""
+"""Name the rules for resizing images, which `images.preprocess` defines; imports neither numpy nor Pillow."""
 
 from __future__ import annotations
 
@@ -59,9 +56,7 @@ def resize_rule_from(text: str) -> ResizeRule:
 
 
 def require_crop_pct(name: str, crop_pct: float, resize: ResizeRule) -> None:
-    """Check a value of crop_pct; a rule ``stretch`` takes only 1.  name: what the message calls it.  Errors:
-    InputError.
-    """
+    """Check a value of crop_pct; a rule ``stretch`` takes only 1.  name: for the message.  Errors: InputError."""
     if isinstance(crop_pct, bool) or not isinstance(crop_pct, int | float) or not 0 < crop_pct <= 1:
         raise InputError(f"{name}: expected a number above 0 and at most 1, got {crop_pct!r}")
     fit = fit_of(resize)

@@ -45,9 +45,7 @@ _SPLIT_FOLDERS = {"train", "val", "valid", "validation", "test"}
 
 
 def is_image(name: str, head: Callable[[], bytes]) -> bool:
-    """Return True if a file is an image.  head: returns its first `HEAD_BYTES` bytes; called if the name says
-    nothing.
-    """
+    """Return True if a file is an image.  head: returns its first `HEAD_BYTES` bytes."""
     base = name.rpartition("/")[2].lower()
     if base.endswith(SUFFIXES) and not base.startswith("."):
         return True
@@ -152,9 +150,7 @@ def image_files(arguments: Iterable[str], left_out: LeftOut | None = None) -> li
 
 
 def images_among(paths: Iterable[Path], root: Path, left_out: LeftOut) -> list[Path]:
-    """Return the sorted files that are images, and not in hidden folders below ``root``; ``left_out`` gets
-    the others.
-    """
+    """Return the sorted files that are images and not in hidden folders; ``left_out`` gets the others."""
     images = []
     for path in sorted(paths):
         if path.is_file():

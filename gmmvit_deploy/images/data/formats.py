@@ -125,9 +125,7 @@ def _planes(rows: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def svhn(path: Path, split: str) -> Images:
-    """Read the cropped digits of SVHN from ``{split}_32x32.mat``, whose class 10 is the digit 0.  path: file
-    or folder.
-    """
+    """Read the cropped digits of SVHN, whose class 10 is the digit 0.  path: ``{split}_32x32.mat`` or its folder."""
     loadmat = require("scipy.io", package="scipy", extra="demo").loadmat
     file = path / f"{split}_32x32.mat" if path.is_dir() else path
     try:

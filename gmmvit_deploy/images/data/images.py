@@ -44,9 +44,7 @@ class Images:
         raise NotImplementedError
 
     def pixels(self, index: int, image: ImageSpec) -> NDArray[Any]:
-        """Return the image as uint8 (height, width, channels), converted and resized as on a server.  Errors:
-        ImageError.
-        """
+        """Return the image as uint8 (height, width, channels), resized as on a server.  Errors: ImageError."""
         raise NotImplementedError
 
     def encoded(self, index: int) -> bytes:

@@ -35,9 +35,7 @@ def as_served(data: bytes) -> bytes:
 
 
 def pixels_of_file(data: bytes, image: ImageSpec) -> NDArray[Any]:
-    """Decode an image file as uint8 (height, width, channels), as a server decodes `as_served`.  Errors:
-    UnusableImage.
-    """
+    """Decode a file as uint8 (height, width, channels), as a server decodes `as_served`.  Errors: UnusableImage."""
     opened = _opened(data)
     return image.pixels_from_bytes(data) if opened is None else image.pixels_from_image(opened)
 

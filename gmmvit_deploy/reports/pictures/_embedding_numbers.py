@@ -71,9 +71,7 @@ class PositionSimilarity:
     to_prefix: NDArray[np.float32]
 
     def measured(self) -> dict[str, float | None]:
-        """Return the mean of neighbours (distance 1), and the mean, minimum and maximum of all pairs; None without
-        pairs.
-        """
+        """Return the mean of neighbours, and mean, minimum and maximum of all pairs; None without pairs."""
         distances = squared_distances(self.grid).numpy()
         neighbours, pairs = self.similarity[distances == 1], self.similarity[distances > 0]
         return {

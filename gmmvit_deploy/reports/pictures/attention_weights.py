@@ -82,9 +82,7 @@ def attention_record(model: Model, image: Tensor) -> AttentionRecord:
 
 @contextmanager
 def _reported(name: str, scores: AttentionScores, report: Callable[[LayerWeights, Tensor], None]) -> Iterator[None]:
-    """Call ``report`` with the weights of each run, also as a tensor with gradient, which has the steps after
-    softmax.
-    """
+    """Call ``report`` with the weights of each run, also as a tensor with gradient and the steps after softmax."""
     original = scores.normalised
     steps = tuple(step for step, _ in scores.steps_after())
     grids = (getattr(step, "grid", None) for _, step in scores.steps_before())
