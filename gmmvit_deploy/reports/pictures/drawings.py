@@ -20,8 +20,8 @@ from gmmvit_deploy.reports.pictures._embedding_numbers import (
     filters_of,
     similarities_of,
 )
-from gmmvit_deploy.reports.pictures.mask_images import coloured, tiled
-from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, HeadValues, Memory, Steps, colour_end, steps_of
+from gmmvit_deploy.reports.pictures.mask_images import colour_end, coloured, tiled
+from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, HeadValues, Memory, Steps, steps_of
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
@@ -99,7 +99,7 @@ def step_maps_image(step: DrawnMatrix, index: int) -> Image.Image | None:
 def _colours(step: DrawnMatrix, index: int) -> NDArray[np.uint8]:
     closed = step.closed(index)
     open_entries = np.nan_to_num(np.where(closed, 0, step.matrices[index]))
-    colours = coloured(open_entries, colour_end(step))
+    colours = coloured(open_entries, colour_end(step.open_entries))
     colours[closed] = _CLOSED
     return colours
 
@@ -109,7 +109,7 @@ def memory_image(memory: Memory) -> Image.Image:
     k = _every(memory.matrix)
     matrix = np.nan_to_num(memory.matrix[::k, ::k])
     matrix = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
-    return Image.fromarray(coloured(matrix, float(np.percentile(np.abs(matrix), 99.5)) or 1.0))
+    return Image.fromarray(coloured(matrix, colour_end(matrix)))
 
 
 def filter_images(sheet: FilterSheet) -> list[tuple[str, Image.Image]]:
@@ -202,7 +202,7 @@ def _draw_step(step: DrawnMatrix) -> Drawing:
     same = f" The same step is in {_named(step.attentions[1:])}." if len(step.attentions) > 1 else ""
     return Drawing(
         text=what + same,
-        note=f"{size}; full colour at ±{colour_end(step):.3g}{windows}{thinned}",
+        note=f"{size}; full colour at ±{colour_end(step.open_entries):.3g}{windows}{thinned}",
         figures=tuple(_step_figure(step, index) for index in range(len(step.labels))),
         in_columns=True,
     )

@@ -28,10 +28,10 @@ _MARK = (255, 170, 0)  # also distinct from blue and red for colour-blind reader
 _MARGIN, _LINE, _SMALLEST_CELL = 12, 18, 160  # sizes in a sheet, in pixels
 
 
-def colour_limit(layer: LayerMasks) -> float:
-    """Return the end of the colour scale: entries with this or a larger absolute value get the full colour."""
-    limit = float(np.percentile(np.abs(layer.matrices), 99.5))
-    return limit or float(np.abs(layer.matrices).max()) or 1.0
+def colour_end(values: NDArray[Any]) -> float:
+    """Return the end of the colour scale of finite values: those with this or a larger size get the full colour."""
+    sizes = np.abs(values)
+    return (float(np.percentile(sizes, 99.5)) or float(sizes.max()) or 1.0) if sizes.size else 1.0
 
 
 def coloured(values: NDArray[Any], limit: float) -> NDArray[np.uint8]:
@@ -44,7 +44,7 @@ def coloured(values: NDArray[Any], limit: float) -> NDArray[np.uint8]:
 
 def matrix_image(layer: LayerMasks, head: int) -> Image.Image:
     """Draw the mask M of a head as a matrix: row i is query token i, and column j is key token j."""
-    return Image.fromarray(coloured(layer.matrices[head], colour_limit(layer)))
+    return Image.fromarray(coloured(layer.matrices[head], colour_end(layer.matrices)))
 
 
 def position_maps_image(layer: LayerMasks, head: int) -> Image.Image:
@@ -53,7 +53,7 @@ def position_maps_image(layer: LayerMasks, head: int) -> Image.Image:
     Figure 3 of "Toward a Deeper Understanding: RetNet Viewed through Convolution" has the same form.
     """
     rows, columns = layer.grid
-    return tiled(coloured(layer.matrices[head].reshape(rows, columns, rows, columns), colour_limit(layer)))
+    return tiled(coloured(layer.matrices[head].reshape(rows, columns, rows, columns), colour_end(layer.matrices)))
 
 
 def tiled(tiles: NDArray[np.uint8]) -> Image.Image:
@@ -79,7 +79,7 @@ def sheet(layers: list[LayerMasks], *, title: str) -> Image.Image:
     draw.text((_MARGIN, 4), title, fill="black")
     top = 2 * _LINE
     for layer, row in zip(layers, pairs, strict=True):
-        limit = colour_limit(layer)
+        limit = colour_end(layer.matrices)
         mark = "   no influence on the logits: not exported" if layer.dead else ""
         draw.text((_MARGIN, top), f"{layer.layer}   blue +{limit:.3g}, white 0, red -{limit:.3g}{mark}", fill="black")
         for head, pair in enumerate(row):
@@ -144,7 +144,7 @@ def overlay_image(
     cell = -(-side // max(rows, columns))
     size = (columns * cell, rows * cell)
     grey = np.asarray(picture.convert("L").convert("RGB").resize(size, Image.Resampling.NEAREST), np.float64)
-    limit = colour_limit(layer)
+    limit = colour_end(layer.matrices)
     seen = np.nan_to_num(values).repeat(cell, axis=0).repeat(cell, axis=1)
     unseen = np.isnan(values).repeat(cell, axis=0).repeat(cell, axis=1)
     strength = _STRONGEST * np.clip(np.abs(seen) / limit, 0, 1)[..., None]

@@ -18,7 +18,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_file
 from gmmvit_deploy.reports.pages import Figure, Outcome, Summary, VerdictWord, png, rendered
 from gmmvit_deploy.reports.pictures.drawings import Drawings, drawing_parts, drawings_of, step_rows
-from gmmvit_deploy.reports.pictures.mask_images import colour_limit, matrix_image, position_maps_image, sheet
+from gmmvit_deploy.reports.pictures.mask_images import colour_end, matrix_image, position_maps_image, sheet
 from gmmvit_deploy.reports.pictures.mask_numbers import NEAR, LayerMasks, masks_of
 from gmmvit_deploy.reports.pictures.step_numbers import CLOSED
 
@@ -144,7 +144,7 @@ def _model(described: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _layer(layer: LayerMasks) -> dict[str, Any]:
-    limit, (rows, columns) = colour_limit(layer), layer.grid
+    limit, (rows, columns) = colour_end(layer.matrices), layer.grid
     underflow = (
         f", {layer.underflowed} of {(rows * columns) ** 2} entries of the stored base underflowed to zero"
         if layer.underflowed

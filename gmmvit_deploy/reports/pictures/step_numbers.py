@@ -58,6 +58,12 @@ class DrawnMatrix:
         matrix = self.matrices[index]
         return matrix <= CLOSED if self.operation == "add" else np.zeros(matrix.shape, bool)
 
+    @property
+    def open_entries(self) -> NDArray[np.float32]:
+        """The finite entries of all matrices that are not closed."""
+        closed = np.stack([self.closed(index) for index in range(len(self.labels))])
+        return self.matrices[~closed & np.isfinite(self.matrices)]
+
     def measured(self, index: int) -> dict[str, Any]:
         """Return the minimum and maximum of the open entries (None without any), and the number of closed entries."""
         closed = self.closed(index)
@@ -133,15 +139,6 @@ class Steps:
             "memories": [memory.to_json() for memory in self.memories],
             "omitted": self.omitted,
         }
-
-
-def colour_end(step: DrawnMatrix) -> float:
-    """Return the end of the colour scale: open entries with this or a larger absolute value get the full colour."""
-    closed = np.stack([step.closed(index) for index in range(len(step.labels))])
-    sizes = np.abs(step.matrices[~closed & np.isfinite(step.matrices)])
-    if not sizes.size:
-        return 1.0
-    return float(np.percentile(sizes, 99.5)) or float(sizes.max()) or 1.0
 
 
 def steps_of(model: nn.Module) -> Steps:
