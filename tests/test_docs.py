@@ -20,7 +20,6 @@ import pytest
 import torch
 from typer.main import get_command
 
-from docs.gmmvit_docs import command_reference
 from docs.pictures import PICTURES, draw
 from gmmvit_cli.main import app
 from gmmvit_deploy.demo import _digits as digits
@@ -244,17 +243,6 @@ def test_options_of_the_documentation_are_those_of_the_program() -> None:
                 assert option in known, f"{where}: {code}: {option}"
         for name in re.findall(r"--set (\w+)", code):
             assert name in {*SETTINGS, "NAME"}, f"{where}: {code}: --set {name}"
-
-
-def test_the_command_reference_has_every_command_and_option() -> None:
-    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", command_reference(), re.MULTILINE | re.DOTALL))
-    assert set(sections) == set(CLI)
-    for name, section in sections.items():
-        for option in _options(name):
-            assert option in section, f"{name} {option}"
-        for parameter in CLI[name].params:
-            if parameter.param_type_name == "argument":
-                assert (parameter.help or "") in section, f"{name} {parameter.name}"
 
 
 def test_runners_are_those_of_the_program() -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 URL_VARIABLE = "GMMVIT_URL"
 """The address of the server, for the commands that send requests to it."""
 DEFAULT_NAME = "gmmvit"
-"""Of the model on a server."""
+"""The name of the model on a server."""
 complete_data = completion([f"{kind}:" if kind != "digits" else kind for kind in KINDS])
 _SPLITS = " or ".join(f"#{split}" for split in SPLITS)
 _OF_GRAPHS = (*ON_CPUS, *ON_GPUS)

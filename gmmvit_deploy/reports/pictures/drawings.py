@@ -42,7 +42,7 @@ _OPERATIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawings:
-    """What the report draws in addition to the masks; filters: None, and positions: empty, without them."""
+    """What the report draws in addition to the masks; filters is None without filters."""
 
     steps: Steps
     filters: FilterSheet | None
