@@ -29,12 +29,11 @@ _MAX_CALLERS = 4
 class Plan:
     """The measurements to make.
 
-    batches: for latencies.  offline: also the throughput when all samples are available at once.
+    batches: for latencies; the throughput is measured at the largest.
     seconds: the approximate time for each `Cell`, over all rounds.
     """
 
     batches: tuple[int, ...] = (1, 8, 64)
-    offline: bool = True
     rounds: int = 10
     seconds: float = 4.0
 
@@ -134,13 +133,11 @@ def _works(runner: Runner, inputs: NDArray[Any], plan: Plan) -> list[Work]:
         works.append(
             Work(scenario=scenario, inputs=inputs, queries=queries, batch=batch, in_thread=runner.needs_own_thread)
         )
-    if plan.offline:
-        batch = max((size for size in plan.batches if runner.takes(size) and size <= len(inputs)), default=1)
-        took = _warmed_up(runner, inputs[:batch])
-        callers = min(_MAX_CALLERS, runner.callers)
-        samples = batch * max(2 * callers, round(plan.seconds / plan.rounds / took))
-        works.append(Work(scenario="Offline", inputs=inputs, queries=samples, batch=batch, callers=callers))
-    return works
+    batch = max((size for size in plan.batches if runner.takes(size) and size <= len(inputs)), default=1)
+    took = _warmed_up(runner, inputs[:batch])
+    callers = min(_MAX_CALLERS, runner.callers)
+    samples = batch * max(2 * callers, round(plan.seconds / plan.rounds / took))
+    return [*works, Work(scenario="Offline", inputs=inputs, queries=samples, batch=batch, callers=callers)]
 
 
 def _warmed_up(runner: Runner, batch: NDArray[Any]) -> float:

@@ -103,7 +103,6 @@ def _measured(bundle: Bundle, runners: Sequence[Runner], options: BenchOptions, 
         data=data,
         settings={
             "batches": list(options.plan.batches),
-            "offline": options.plan.offline,
             "rounds": options.plan.rounds,
             "seconds": options.plan.seconds,
             "bound_ms": options.bound_ms,
