@@ -45,8 +45,8 @@ def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -
         **describe_machine(),
         "load_before": load,
         "load_after": os.getloadavg()[0],
-        "before": before.to_json(),
-        "after": after.to_json(),
+        "before": asdict(before),
+        "after": asdict(after),
         "seconds": round(time.time() - started, 1),
     }
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ import platform
 import shutil
 import subprocess
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,6 @@ class MachineState:
     spin_ms: float
     megahertz: tuple[float, ...]
     gpus: tuple[GpuState, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def machine_state() -> MachineState:

@@ -100,8 +100,8 @@ class BenchReport:
             "machine": self.machine,
             "versions": self.versions,
             "runners": self.runners,
-            "before": self.before.to_json(),
-            "after": self.after.to_json(),
+            "before": asdict(self.before),
+            "after": asdict(self.after),
             "cells": [_cell(cell) for cell in self.cells],
             "ratios": [
                 {

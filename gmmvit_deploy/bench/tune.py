@@ -128,8 +128,8 @@ class Tuning:
             ],
             "bundle": self.bundle,
             "machine": self.machine,
-            "before": self.before.to_json(),
-            "after": self.after.to_json(),
+            "before": asdict(self.before),
+            "after": asdict(self.after),
             "versions": tool_versions(),
         }
         return plain(data)  # type: ignore[no-any-return]

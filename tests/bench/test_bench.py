@@ -6,7 +6,7 @@ import copy
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +175,7 @@ def test_a_gpu_is_part_of_the_machine(tmp_path: Path, monkeypatch: pytest.Monkey
         "machine busy: other programs used 62% of a GPU after the run, expected at most 10%"
     ]
     shown = json.loads(json.dumps(report.to_json()))
-    shown["after"] = busy.to_json()
+    shown["after"] = asdict(busy)
     assert "GPU 1410 MHz, 62%, 66 °C" in page_of(shown)
     stub.write_text("#!/bin/sh\necho '[N/A], [N/A], [N/A]'\n")
     assert machine_state().gpus == ()
