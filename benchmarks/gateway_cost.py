@@ -28,7 +28,7 @@ from benchmarks.shared.open_loop import KEY, Send, closed_loop, grpc_sender, htt
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.places import ROOT
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway
@@ -126,7 +126,7 @@ def problems(rows: dict[str, Any]) -> list[str]:
 def measured_rows(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
     """Start server and gateway, and measure."""
     with ExitStack() as stack:
-        cifar10 = dataset("cifar10")
+        cifar10 = DATASETS["cifar10"]
         options = ExportOptions(mean=cifar10.mean, std=cifar10.std, labels=cifar10.labels)
         checkpoint = ROOT / "tests" / "golden" / "vit_gmm.pth"
         bundle = bundle_from_checkpoint(checkpoint, folder / "bundle", options)

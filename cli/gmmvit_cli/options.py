@@ -12,7 +12,7 @@ import typer
 from gmmvit_cli.panels import GENERAL, INPUT, MODEL, OUTPUT, PRECISION, TARGET, Panel, completion, listed
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.files import KINDS, SPLITS
-from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_from
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 
@@ -198,7 +198,7 @@ def normalisation_from(name: str | None, mean: str | None, std: str | None) -> N
                 "--dataset excludes --mean and --std, because the data set determines both",
                 hint=f"type --dataset {name} without --mean and --std, or --mean and --std without --dataset",
             )
-        data = dataset(name)
+        data = DATASETS[name]
         return Normalisation(data.mean, data.std, data.labels)
     if (mean is None) != (std is None):
         raise InputError(

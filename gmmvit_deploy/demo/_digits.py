@@ -13,7 +13,7 @@ from torch import nn
 from gmmvit_deploy.demo.models import DemoModel
 from gmmvit_deploy.images.data.formats import digits
 from gmmvit_deploy.images.data.images import ArrayImages
-from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.training.images import TrainingData
 from gmmvit_deploy.training.recipe import RECIPES
@@ -64,7 +64,7 @@ def train(
         train=ArrayImages("digits train", digits.train_pixels, digits.train_classes),
         test=None,
         image=replace(model.image, resize="stretch-bilinear", crop_pct=1.0),  # the pixels have the model's size
-        labels=dataset("digits").labels,
+        labels=DATASETS["digits"].labels,
     )
     trainer = Trainer(network, data, replace(RECIPES["light"], epochs=epochs), seed=_SEED)
     for record in trainer.run():

@@ -18,7 +18,7 @@ from torch import nn
 from gmmvit_deploy.demo.models import IMAGE_SIZE, DemoModel
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
-from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.resize_rules import resize_rule_from_timm
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families.timm.network import architecture_from, require_timm
@@ -53,7 +53,7 @@ class DemoTimmModel(DemoModel[nn.Module]):
                 hint="add --model test_vit, or another name of timm",
             )
         self.mask = mask
-        digits = dataset("digits")
+        digits = DATASETS["digits"]
         self.title = self.architecture if mask == "plain" else f"{self.architecture} with the mask {mask}"
         self.checkpoint = "model"
         self.labels = digits.labels

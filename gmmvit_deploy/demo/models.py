@@ -13,7 +13,7 @@ from torch import nn
 from gmmvit_deploy.checkpoints.loading import released_state_dict
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
-from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import family_named, model_from_spec
 from gmmvit_deploy.models.layers.model import Model
@@ -80,7 +80,7 @@ class OwnModel(DemoModel[Model]):
                 f"--mask: expected one of {', '.join(kinds)} for the demo's own ViT, got {mask}",
                 hint=f"add --model test_vit to train a model of timm with the mask {mask}",
             )
-        digits = dataset("digits")
+        digits = DATASETS["digits"]
         self.spec = replace(DIGITS_SPEC, mask=MaskSpec(kind=mask, kernels=_KERNELS if mask == "gmm" else 0))
         self.title = "GMM-ViT" if mask == "gmm" else f"ViT with the mask {mask}"
         self.checkpoint = "checkpoint.pth"

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gmmvit_deploy.errors import InputError
-
 _CIFAR100 = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
 castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
@@ -72,13 +70,3 @@ DATASETS: dict[str, Dataset] = {
     # scikit-learn's handwritten digits: mean and std over all 1,797 images, with grey values 0..16 scaled to [0, 1]
     "digits": Dataset(mean=(0.3053, 0.3053, 0.3053), std=(0.3760, 0.3760, 0.3760), labels=tuple("0123456789")),
 }
-
-
-def dataset(name: str) -> Dataset:
-    """Return the data set with this name.  Errors: InputError when the name is not in `DATASETS`."""
-    if name not in DATASETS:
-        raise InputError(
-            f"data set {name!r} is not known",
-            hint=f"type one of {', '.join(DATASETS)}, or use --mean, --std and --labels instead of --dataset",
-        )
-    return DATASETS[name]
