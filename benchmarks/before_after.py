@@ -1,24 +1,17 @@
 """Is each family's program as fast after a change of the project as before?
 
-Two checkouts of the project run in three processes:
-
     before     the checkout before the change
     control    a second process of the checkout before the change, for an A/A comparison
     after      the checkout after the change, by default the checkout of this script
 
-The process *before* writes a checkpoint of each model of the paper, as the paper authors' code names it (32×32, 10
-classes, GMM with K = 5 a head, random weights). Both checkouts export each checkpoint and run the exported graph in
-OpenVINO with our kernels, and in ONNX Runtime. The precision is float32, or on request int8, or bf16 in OpenVINO. For
-int8, both checkouts quantise the graph, calibrated with the same random images. If the kernels of a checkout compute no
-part of a graph, the checkout runs the graph without them, as its users did.
+*before* writes a checkpoint of each model of the paper (32×32, 10 classes, GMM with K = 5 a head, random weights). Both
+checkouts export it and run the graph in OpenVINO with our kernels, and in ONNX Runtime, in float32, or on request int8
+(calibrated with the same random images), or bf16 in OpenVINO.
 
 A process computes only in its turn, and every process has a turn in each round. Programs are loaded several times,
-because the place of the weights in memory changes the speed by up to 2 %. Ratios are computed within rounds, with
-their intervals. A program is as fast as before if after / before differs from 1 by at most 2 %, or by at most as
-much as control / before.
-
-The script stops if the logits of two processes differ by more than 1e-4 of the largest logit in float32, 2e-2 in bf16
-and 1e-1 in int8, in which a rounding may fall to the other side. The exit status is 1 if a program is slower.
+because the place of the weights in memory changes the speed by up to 2 %. A program is as fast as before if after /
+before differs from 1 by at most 2 %, or by at most as much as control / before; else the exit status is 1. The script
+stops if the logits of two processes differ by more than `MAX_OFF` of the largest logit.
 
     python benchmarks/before_after.py --before CHECKOUT [--family vit] [--check] [--output RESULT]
 """
@@ -50,19 +43,15 @@ BEFORE, CONTROL, AFTER = "before", "control", "after"
 _WARM_UP_ROUNDS = 2
 _IMAGES_A_TURN = 32
 _CALIBRATION_IMAGES = 32
-MOST_OFF = {"fp32": 1e-4, "bf16": 2e-2, "int8": 1e-1}
+MAX_OFF = {"fp32": 1e-4, "bf16": 2e-2, "int8": 1e-1}
 """Precision → the largest allowed difference, divided by the largest logit.  A rounding may fall to the other side."""
-_LEAST_ALLOWED = 0.02
+_MIN_ALLOWED = 0.02
 """The least difference from 1 of a ratio that does not count as a difference of speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """The speed of a program after a change.
-
-    ratio: the time after the change divided by the time before.
-    control: the time of a second process of the program before the change, divided by the time before.
-    """
+    """The time after / before a change, and of a second process of *before* / before (``control``)."""
 
     ratio: Ratio
     control: Ratio
@@ -70,7 +59,7 @@ class Change:
     @property
     def allowed(self) -> float:
         """The largest |ratio − 1| that counts as equally fast."""
-        return max(_LEAST_ALLOWED, abs(self.control.median - 1))
+        return max(_MIN_ALLOWED, abs(self.control.median - 1))
 
     @property
     def verdict(self) -> Literal["as fast", "slower", "faster"]:
@@ -82,12 +71,8 @@ class Change:
 
 
 def require_close(logits: Mapping[str, np.ndarray], reference: np.ndarray, where: str, precision: str) -> None:
-    """Compare the logits of all programs with the reference.
-
-    logits: name of a program → its logits.  where: the network and the batch, for messages.
-    Errors: SystemExit when a program has another shape of logits, or differs by more than `MOST_OFF`.
-    """
-    most = MOST_OFF[precision]
+    """Compare the logits (name → logits) with the reference.  Errors: SystemExit beyond `MAX_OFF`."""
+    most = MAX_OFF[precision]
     for name, answers in logits.items():
         if answers.shape != reference.shape:
             raise SystemExit(f"{where}: expected logits {reference.shape} of {name}, got {answers.shape}")
@@ -99,10 +84,7 @@ def require_close(logits: Mapping[str, np.ndarray], reference: np.ndarray, where
 def exported(
     family: str, checkouts: Mapping[str, Checkout], folder: Path, precisions: Iterable[str] = ("fp32",)
 ) -> dict[str, Path]:
-    """Export the same checkpoint with each checkout, and quantise it if ``precisions`` contains int8.
-
-    Returns name of the process → bundle. Processes of the same checkout share a bundle.
-    """
+    """Export the checkpoint with each checkout, also in int8 if requested; return name of the process → bundle."""
     checkpoint = folder / f"{family}.pth"
     checkouts[BEFORE].ask("checkpoint", family=family, path=str(checkpoint))
     bundles = {name: folder / f"{family}-{name}" for name in (BEFORE, AFTER)}
@@ -171,7 +153,7 @@ def main() -> int:
     )
     parser.add_argument("--family", choices=FAMILIES, action="append", help="only this family; may be repeated")
     parser.add_argument("--runtime", choices=RUNTIMES, action="append", help="only this runtime; may be repeated")
-    parser.add_argument("--precision", choices=MOST_OFF, action="append", help="instead of fp32; bf16 only in OpenVINO")
+    parser.add_argument("--precision", choices=MAX_OFF, action="append", help="instead of fp32; bf16 only in OpenVINO")
     parser.add_argument("--batch", type=int, choices=BATCHES, action="append", help="only this batch; may be repeated")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each load")
     parser.add_argument("--loads", type=int, default=3, help="how often each program is loaded")

@@ -7,10 +7,9 @@ process for each core:
     runner    the same runner in the same batches on decoded images, without reading and decoding
     decoder   read, hash and decode the images without a network
 
-The expected rate is 0.9 of the smaller rate of runner and decoder. If both need the same cores, no program can exceed
-1 / (1 / runner + 1 / decoder), which the result states as ``limit``. The times of starting processes, of compiling and
-of the first batches are not counted: a run of ``bulk`` is measured from the moment at which twice as many batches are
-done as there are processes, to the last batch, with two shards a process.
+The expected rate is 0.9 of the smaller rate of runner and decoder. If both need the same cores, no program can exceed 1
+/ (1 / runner + 1 / decoder), the ``limit`` of the result. Starting processes, compiling and the first batches are not
+counted.
 
     python benchmarks/bulk.py [--rounds 5] [--check] [--output RESULT]
 """
@@ -47,17 +46,14 @@ from gmmvit_deploy.runtimes.programs.cores import cores
 from tests.random_bundles import bundle_of, random_vit
 
 RUNNER = "onnxruntime"
-LEAST_SHARE = 0.9
+MIN_SHARE = 0.9
 _SHARDS_A_PROCESS = 2
-_LEAST_BATCHES = 8
+_MIN_BATCHES = 8
 """Batches of a process: two are not counted."""
 
 
 def digit_images(count: int) -> Iterator[bytes]:
-    """Yield PNG images of 16×16 pixels: digits with noise.
-
-    Every thousandth image is broken, and every 997th image is the image before.
-    """
+    """Yield PNG images of noisy digits, 16×16; every 1000th is broken, every 997th is the image before."""
     generator = np.random.default_rng(24)
     known = digits("train")
     last = b""
@@ -97,9 +93,8 @@ def photo_like(folder: Path, count: int) -> Path:
 def rate_of(events: list[tuple[float, int]], processes: int) -> float:
     """Return images a second between two of the (time, images done), each of which ends a batch of a process.
 
-    The processes start together, so their first batches end at almost the same moment. Counted from the first of them,
-    the others would seem to take no time. The rate counts from the last of the second batches, when a process that
-    started a little later works too.
+    The processes start together, so the rate counts from the last of their second batches: counted from the first
+    batch, the others would seem to take no time.
     """
     (first_at, first), (last_at, last) = events[2 * processes - 1], events[-1]
     return (last - first) / (last_at - first_at)
@@ -181,12 +176,12 @@ def measured(bundle: Bundle, source: Path, folder: Path, rounds: int, images: in
         "limit_per_second": float(np.median(limit)),
         "share": share,
         "share_of_limit": ratio(np.array(rates["bulk"]), np.array(limit)),
-        "kept": share.median >= LEAST_SHARE,
+        "kept": share.median >= MIN_SHARE,
     }
 
 
 def main() -> None:
-    least = _LEAST_BATCHES * cores() * ExportOptions().max_batch
+    least = _MIN_BATCHES * cores() * ExportOptions().max_batch
     parser = script_parser(__doc__, __file__)
     parser.add_argument("--rounds", type=int, default=5, help="0 measures the warm-up")
     parser.add_argument("--png", type=int, default=max(4096, least), metavar="IMAGES")

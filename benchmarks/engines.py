@@ -1,24 +1,17 @@
 """What do the engines contain, for each family, precision and mask, and what do the mask and its folding change?
 
-The models are the paper's models, as the paper authors' code names them (32×32, 10 classes, K = 5 a head, random
-weights). tensorrt-rtx builds the engines for compute capability 8.9, without a GPU. All numbers are read from the
-builds. The result has for each engine:
+tensorrt-rtx builds engines of the paper's models (32×32, 10 classes, K = 5 a head, random weights) for compute
+capability 8.9, without a GPU. The result has for each engine the numbers of layers, of kernels (layers except shape
+arithmetic), of attentions that a single kernel computes, and of products outside the type of the precision; its size
+and build time.
 
-- the number of layers, and of kernels (layers except shape arithmetic),
-- the number of attentions that a single kernel computes,
-- the number of products that do not run in the type of the precision,
-- the size of the engine, and the build time.
-
-For masked models in fp16, the script also builds:
+For masked models in fp16, the script also builds, and compares with PyTorch's float32 logits:
 
     twin        the same graph with M = 1
     unfolded    the trained module exported in half precision without folding, as users do without this project
 
-The script compares the logits of the unfolded and of the folded graph with PyTorch's float32 logits. For each head dim,
-the script also builds a small ViT twice: as it is, and with the head dim padded with zeros.
-
-The script also builds the systems of `benchmarks/shared/systems.py` at the full size of their presets, each with a run
-card of its own. If a system has a plain twin, the script also builds the twin in fp16.
+For each head dim, it builds a small ViT as it is and with the head dim padded with zeros; and the systems of
+`benchmarks/shared/systems.py` at the size of their presets, with their plain twins in fp16.
 
     python benchmarks/engines.py [--family vit …] [--check] [--output RESULT] [--systems-output FOLDER]
 """
@@ -114,10 +107,7 @@ def engine(model: Model, precision: Precision, folder: Path, *, masked: bool) ->
 
 
 def unfolded(model: Model, folded: onnx.ModelProto, folder: Path) -> dict[str, Any]:
-    """Return the `summary` of the engine of the unfolded export in half precision, and the errors of both graphs.
-
-    An error is the largest difference from PyTorch's float32 logits, divided by the largest logit.
-    """
+    """Return the `summary` of the engine of the unfolded export in half precision, and the errors of both graphs."""
     proto = unfolded_half(model, folder / "unfolded.onnx")
     row = summary(built(proto, "fp16", folder), folder)
     with torch.inference_mode():

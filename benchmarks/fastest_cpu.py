@@ -1,9 +1,7 @@
 """How much faster than PyTorch does each family run on a CPU, and how near is this speed to the machine's limit?
 
-The models are the paper's five models, as the paper authors' code names them (32×32, 10 classes, GMM with K = 5 a
-head, random weights), and the systems of `benchmarks/shared/systems.py`. A system whose run would take longer than some
-minutes is smaller than its preset, and its result states the size. All programs of a model run in the same
-process, and take turns in each round:
+The models are the paper's five models (32×32, 10 classes, GMM with K = 5 a head, random weights) and the systems of
+`benchmarks/shared/systems.py`, some smaller than their presets. All programs of a model take turns in one process:
 
     eager                      PyTorch; in the paper's families, with attention written as in the paper authors' code
     torch.compile[:bf16]       the eager program, compiled with torch.compile for each batch size; bf16 with autocast
@@ -11,25 +9,17 @@ process, and take turns in each round:
                                as users do without this project
     straight openvino[:bf16]   the graph of the straight export in OpenVINO, compiled for each batch size
     nncf openvino:int8         with ``--nncf``: the same graph, quantised by NNCF as its pages show
-    openvino+kernels[:type]    our export in OpenVINO with our kernels, in float32, bf16 or int8
-
-In int8, our programs run the quantised graph for CPUs that `gmmvit convert` writes.
-
-If our kernels compute no part of a model, the runner runs without our kernels, its name has no ``+kernels``, and its
-result states the reason.
+    openvino+kernels[:type]    our export in OpenVINO with our kernels, in float32, bf16 or int8 (as gmmvit convert
+                               writes it for CPUs); without ``+kernels`` where they compute no part of the model
 
 Each of our programs is loaded three times, and every round runs a random copy, because the place of the weights in
-memory makes copies differ by up to 2 % in speed. A ratio is the median of the ratios within each round, with a
-interval. The logits of every program are compared with the limits of parity (`gmmvit_deploy/tolerances.py`)
-in the same run. Wrong logits of a program of ours stop the script. The straight programs and torch.compile are what
-users run without this project: if their logits are wrong, the result states it, and the program is not among the
-programs from which the best is chosen. *best_straight* is the fastest of these programs in the same precision with
-right logits at that batch size. In int8 it is NNCF's, whose logits are not judged here; its attention is computed in
-float32, and that of our int8 in bf16 if the CPU has bf16.
+memory makes copies differ by up to 2 % in speed. The logits of every program are compared with the limits of parity in
+the same run: wrong logits of ours stop the script, and those of users' programs exclude these from *best_straight*, the
+fastest in the same precision at that batch size. NNCF's logits are not judged; its attention is computed in float32,
+and that of our int8 in bf16 if the CPU has bf16.
 
-The machine's limit is the roofline: the best rate of any library on the matrix products of the model. The roofline is
-measured before and after each model. `mask_cost.py` measures the cost of the mask separately, because this cost is
-smaller than the intervals of these ratios.
+The machine's limit is the roofline: the best rate of any library on the matrix products of the model, measured before
+and after each model. `mask_cost.py` measures the cost of the mask, which is smaller than the intervals of these ratios.
 
     python benchmarks/fastest_cpu.py [--rounds 15] [--family vit] [--nncf PYTHON] [--check] [--output FOLDER]
 """
@@ -44,9 +34,8 @@ import torch
 from benchmarks.shared.cpu_programs import HAS_BF16, RUNNERS, cpu_program, runner_of, straight_openvino
 from benchmarks.shared.families import as_released, compiled
 from benchmarks.shared.interleaved import Program
-from benchmarks.shared.places import BENCHMARKS
+from benchmarks.shared.places import BENCHMARKS, why_failed
 from benchmarks.shared.side_by_side import Family, main
-from benchmarks.shared.tools import why_failed
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
 
@@ -66,10 +55,7 @@ def straight_in_openvino(family: Family, precision: Precision) -> Program:
 
 
 def nncf_in_openvino(family: Family, python: str) -> Program:
-    """Quantise the straight export with NNCF, calibrated by normally distributed images, as ours is, and load it.
-
-    Errors: RuntimeError with NNCF's error.
-    """
+    """Quantise the straight export with NNCF, calibrated by normally distributed images, as ours is, and load it."""
     graph, images, output = family.saved("straight"), family.folder / "images.npy", family.folder / "nncf.xml"
     shape = (_NNCF_IMAGES, *family.image_shape)
     np.save(images, np.random.default_rng(0).standard_normal(shape, dtype=np.float32))

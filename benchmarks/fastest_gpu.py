@@ -1,7 +1,6 @@
 """How much faster than PyTorch does each family run on a GPU, how near to the machine's limit, and at what mask cost?
 
-The models, inputs, checks and limits are the same as in `fastest_cpu.py`. The programs run on the first GPU of this
-machine:
+The models, inputs, checks and limits are those of `fastest_cpu.py`. The programs run on the first GPU:
 
     eager               PyTorch on the GPU, in float32 without TF32; in the paper's families, with attention as in the
                         paper authors' code
@@ -16,11 +15,9 @@ machine:
     … plain             the same program with the plain model, to measure the cost of the mask; absent for a system
                         without plain twin
 
-Wrong logits of a program of ours stop the script. If the logits of PyTorch in bf16 or fp16 are wrong, or PyTorch cannot
-compile the model, the result states it. It also states why TensorRT or ONNX Runtime's provider is missing.
-
-The images are in the memory of the CPU, so the times include copies to and from the GPU. The machine's limit is the
-roofline: PyTorch's best rate on the GPU for the matrix products of the model.
+The result states where PyTorch's logits in bf16 or fp16 are wrong, and what is missing or cannot be compiled. The
+images are in the memory of the CPU, so the times include copies. The limit is PyTorch's best rate on the matrix
+products.
 
     python benchmarks/fastest_gpu.py [--rounds 15] [--family vit] [--check] [--output FOLDER]
 """
@@ -99,10 +96,7 @@ def add_pytorch(family: Family) -> None:
 
 
 def engines_of(family: Family, capability: tuple[int, int]) -> list[tuple[str, str, Precision]]:
-    """Return (name of the program, name of the graph, precision) of each engine that a GPU can run.
-
-    capability: the compute capability of the GPU; fp8 needs 8.9.
-    """
+    """Return (program, graph, precision) of each engine that a GPU of this compute capability runs; fp8 needs 8.9."""
     engines: list[tuple[str, str, Precision]] = []
     for key in family.models:
         suffix = "" if key == "trained" else " plain"

@@ -1,10 +1,9 @@
 """How much time and throughput does the gateway cost? Triton directly compared with Triton behind HAProxy.
 
-The network is the small golden ViT with Gaussian mixture masks (32×32, 10 classes), which answers faster than any real
-network, so the share of the gateway is as large as it can be. Each request has a single image. The clients wait for
-their answers (closed loop), send raw bytes, and share the processors with Triton and HAProxy. Triton directly, and
-through the gateway with a key, take turns in each round. In the rows *classify*, an image is a PNG file: directly, it
-goes to the ensemble over gRPC, and through the gateway to ``POST /classify``, whose answer has labels.
+The network is the small golden ViT with Gaussian mixture masks (32×32), which answers faster than any real network, so
+the share of the gateway is as large as it can be. The clients send single images in raw bytes, wait for their answers,
+and share the processors with Triton and HAProxy. In the rows *classify*, an image is a PNG file: directly, it goes to
+the ensemble over gRPC, and through the gateway to ``POST /classify``, whose answer has labels.
 
     python benchmarks/gateway_cost.py [--rounds 10] [--check] [--output RESULT]
 """
@@ -29,7 +28,7 @@ from benchmarks.shared.open_loop import KEY, Send, closed_loop, grpc_sender, htt
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.places import ROOT
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.gateway.service import Gateway
@@ -38,7 +37,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
 
 CLIENTS = (1, 16)
-MOST_MS, LEAST_SHARE = 0.5, 0.75
+MAX_MS, MIN_SHARE = 0.5, 0.75
 PLACES = ("direct", "gateway")
 
 
@@ -117,17 +116,17 @@ def problems(rows: dict[str, Any]) -> list[str]:
         if name.startswith("classify"):
             continue  # another task than the ensemble's: a process of Python answers with labels
         cost, share = row["cost_ms"]["median"], row["share"].median
-        if " 1 clients" in name and cost > MOST_MS:
-            reasons.append(f"{name}: {cost:.2f} ms a request, expected at most {MOST_MS} ms")
-        if f" {max(CLIENTS)} clients" in name and share < LEAST_SHARE:
-            reasons.append(f"{name}: {share:.0%} of the throughput, expected {LEAST_SHARE:.0%}")
+        if " 1 clients" in name and cost > MAX_MS:
+            reasons.append(f"{name}: {cost:.2f} ms a request, expected at most {MAX_MS} ms")
+        if f" {max(CLIENTS)} clients" in name and share < MIN_SHARE:
+            reasons.append(f"{name}: {share:.0%} of the throughput, expected {MIN_SHARE:.0%}")
     return reasons
 
 
 def measured_rows(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
     """Start server and gateway, and measure."""
     with ExitStack() as stack:
-        cifar10 = dataset("cifar10")
+        cifar10 = DATASETS["cifar10"]
         options = ExportOptions(mean=cifar10.mean, std=cifar10.std, labels=cifar10.labels)
         checkpoint = ROOT / "tests" / "golden" / "vit_gmm.pth"
         bundle = bundle_from_checkpoint(checkpoint, folder / "bundle", options)

@@ -1,19 +1,14 @@
 """Which hostile inputs stop a command or the server, and what is answered to them?
 
-The inputs are lines in the tables of ``tests/hostile``: checkpoints, bundles, images, HTTP requests and
-gRPC calls. Anyone can add a line.
+The inputs are lines in the tables of ``tests/hostile``. ``gmmvit export`` runs on each checkpoint, and ``gmmvit
+parity``, ``repository`` and ``classify --bundle`` on each bundle. Images, HTTP requests and gRPC calls go to ``gmmvit
+serve`` with a small ViT, and images also to the front; with ``--gateway``, through the gateway, each with and without a
+key. With ``--unprotected``, also the stacks of the server's threads are those that Linux gives by default.
 
-- ``gmmvit export`` runs on each checkpoint, and ``gmmvit parity``, ``repository`` and ``classify --bundle`` on each
-  bundle, in folders of their own.
-- Images, HTTP requests and gRPC calls go to ``gmmvit serve`` with a small ViT, and images also to the front. With
-  ``--gateway``, they go through the gateway, each with and without a key. Without it, Triton has no keys. With
-  ``--unprotected``, also the stacks of the server's threads are those that Linux gives by default.
-
-After each input, a sound request must be answered by the same processes. If a process has ended, each of the last
-inputs is sent alone to a fresh service, and is a crash if it ends the service alone. The result states for each input
-what was answered, and whether an input was answered that should be refused. It counts crashes, hangs (no answer within
-40 s, nor within 160 s to the same input again), files outside the folders of the input, and the memory of the service's
-processes after each round of all inputs.
+After each input, the same processes must answer a sound request. If a process has ended, each of the last inputs is
+sent alone to a fresh service, and is a crash if it ends the service alone. The result states each answer, and whether
+an input was answered that should be refused; it counts crashes, hangs (no answer within 40 s, nor within 160 s to the
+same input again), files outside the folders of the input, and the memory after each round of all inputs.
 
     python benchmarks/hostile.py [--gateway | --unprotected] [--rounds N] [--kind KIND] [--only TEXT] [--check]
 """
@@ -89,9 +84,9 @@ def run_commands(cases: list[Case], folder: Path, bundle: Path) -> Iterator[dict
 
 
 def ask_service(cases: list[Case], asker: Asker, rounds: int) -> list[dict[str, Any]]:
-    """Send each input, with a key and without, in rounds.
+    """Send each input, with a key and without, in rounds; return the records of the first round.
 
-    Returns the records of the first round. If the answer of a later round differs, the record states it as ``later``.
+    A record has ``later`` if the answer of a later round differs.
     """
     asker.begin()
     keys = (True, False) if asker.service.key else (True,)
@@ -183,7 +178,6 @@ def run(cases: list[Case], name: str, arguments: argparse.Namespace) -> None:
 def _records(
     cases: list[Case], folder: Path, bundle: Path, arguments: argparse.Namespace
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return (record of each input, other results)."""
     if cases[0].kind in FILES:
         return list(run_commands(cases, folder, bundle)), {}
     options = tuple(arguments.serve_option)

@@ -55,10 +55,9 @@ from benchmarks.shared.families import as_released
 from benchmarks.shared.interleaved import Program, time_rounds
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.photographs import crops_of, shifted
-from benchmarks.shared.places import BENCHMARKS, ROOT
+from benchmarks.shared.places import BENCHMARKS, ROOT, why_failed
 from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.tables_int8 import int8_plot
-from benchmarks.shared.tools import why_failed
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.reading import IMAGES_METADATA_KEY, MODEL_METADATA_KEY
@@ -84,7 +83,7 @@ SETS = ("judged", "shifted", "aside")
 _FILES = {"calibration": ("calibration", "train"), "judged": ("judged", "val"), "shifted": ("shifted",)}
 _COPIES = 3
 _CROPS = 24
-_LEAST_COSINE = 0.98
+_MIN_COSINE = 0.98
 
 PEERS = {
     "nncf_default": ".xml",
@@ -99,10 +98,7 @@ OURS = {"static": ["--calibration"], "dynamic": [], "mixed": ["--keep-decisions"
 
 
 class Network:
-    """A checkpoint with its images, and what `prepare` made of it in a folder.
-
-    missing: name of a peer's or our kind of int8 → why it could not be made.
-    """
+    """A checkpoint with its images, and what `prepare` made of it.  missing: int8 → why it could not be made."""
 
     def __init__(self, checkpoint: Path, work: Path) -> None:
         self.checkpoint, self.name = checkpoint, checkpoint.stem
@@ -131,10 +127,7 @@ class Network:
         return path
 
     def images(self, kind: str, most: int | None = None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return (distinct images (N, height, width, 3), uint8, labels (N,) or None).
-
-        most: the largest number of images, at equal distances; None takes all.
-        """
+        """Return (distinct images (N, height, width, 3), uint8, labels (N,) or None), at most ``most``."""
         with np.load(self.required(kind)) as arrays:
             images, labels = arrays["images"], arrays.get("labels")
         chosen = evenly_spaced(len(images), most or len(images))
@@ -198,10 +191,7 @@ class Network:
             print(f"{self.name}: {name}: not made: {why}", flush=True)
 
     def programs(self) -> tuple[dict[str, Callable[[], Program]], dict[str, str]]:
-        """Return (name → function that loads the program, name of a program that is missing → the reason).
-
-        A loaded program is tried with each batch size.
-        """
+        """Return (name → function that loads the program, name of a missing program → the reason)."""
         loads: dict[str, Callable[[], Program]] = {
             REFERENCE: partial(straight_openvino, self.folder / "straight.onnx", "fp32"),
             "straight onnxruntime": partial(_in_onnxruntime, self.folder / "straight.onnx"),
@@ -246,10 +236,7 @@ def _of_kind(network: Network, kind: str, runner: str) -> Program:
 
 
 def logits_of(program: Program, images: np.ndarray, bundle: Bundle, batch: int) -> np.ndarray:
-    """Return the logits (N, C) of uint8 images.
-
-    The last batch is filled, so that a program is compiled for a single batch size.
-    """
+    """Return the logits (N, C) of uint8 images; the last batch is filled, so that a single size is compiled."""
     logits = []
     for start in range(0, len(images), batch):
         part = images[start : start + batch]
@@ -270,7 +257,7 @@ def compared(logits: np.ndarray, reference: np.ndarray, labels: np.ndarray | Non
         "kept_interval": share_interval(kept, count),
         "db": signal_to_noise_db(logits, reference),
         "least_cosine": float(cosines.min()),
-        "below_cosine": float((cosines < _LEAST_COSINE).mean()),
+        "below_cosine": float((cosines < _MIN_COSINE).mean()),
     }
     if labels is not None:
         right, before = answers == labels, expected == labels
@@ -282,10 +269,7 @@ def compared(logits: np.ndarray, reference: np.ndarray, labels: np.ndarray | Non
 
 
 def judged(network: Network, most: int | None) -> dict[str, Any]:
-    """Return the comparisons of each program with float32, on each set.
-
-    most: the largest number of images of a set, at equal distances; None takes all.
-    """
+    """Return the comparisons of each program with float32, on at most ``most`` images of each set."""
     loads, missing = network.programs()
     sets = {kind: network.images(kind, most) for kind in SETS if network.data(kind)}
     bundle = network.bundle()

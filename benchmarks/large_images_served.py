@@ -1,16 +1,15 @@
 """Does the server use the cores for large images? Decoder, network and ensemble with photographs and 16 clients.
 
-The images are JPEG files of 12 megapixels (4000×3000). The network is the paper's ViT d9 with a Gaussian mixture mask
-(32×32, 10 classes, K = 5, random weights). In each round, in turn, 16 clients send single images over gRPC to
+The images are JPEG files of 12 megapixels (4000×3000), the network the paper's ViT d9 (32×32). In each round, in turn,
+16 clients send single images over gRPC to
 
     decoder    the model that converts encoded images to the network's input
     network    the network, whose clients send pixels
     ensemble   both
 
-The decoder and the network share the machine's cores. A perfect server would therefore need the sum of their times for
-an image: 1 / (1 / decoder + 1 / network) images a second. *Share* is the ensemble's throughput divided by this number.
-The script measures several numbers of threads of the preprocessing. 0 is a thread for each core, the default of
-`gmmvit repository`.
+A perfect server would need the sum of the times of decoder and network for an image. *Share* is the ensemble's
+throughput divided by 1 / (1 / decoder + 1 / network), for several numbers of threads of the preprocessing; 0, the
+default of `gmmvit repository`, is a thread for each core.
 
     python benchmarks/large_images_served.py [--rounds 5] [--images 48] [--check] [--output RESULT]
 """

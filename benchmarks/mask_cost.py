@@ -1,19 +1,12 @@
 """How much time does a mask cost? Each family with GMM compared with its plain model, in each CPU runner.
 
-The models are the paper's five models, as the paper authors' code names them (32×32, 10 classes, GMM with K = 5 a
-head, random weights), and the systems of `benchmarks/shared/systems.py` that have a plain twin. The plain model of a
-family has the same weights and no mask. The plain twin of a system with LSA has neither learned temperatures nor a
-masked diagonal, and the plain twin of RMT has no decay.
+The models are the paper's five models (32×32, 10 classes, GMM with K = 5 a head, random weights) and the systems of
+`benchmarks/shared/systems.py` that have a plain twin: with LSA, the twin has neither learned temperatures nor a masked
+diagonal, and that of RMT no decay. A plain model has the same weights.
 
-For each runner and batch, the script loads both models and runs them in short turns, one model right after the other.
-Then the script loads both models again, in another order; --loads is the number of loads. Loads are repeated because
-the place of the weights in memory changes the speed of a program by some percent, which is more than the cost of the
-mask. The ratio of a load is the median of the ratios of its turns. The result is the median of the loads' ratios, with
-its interval over the loads. Each model has a result of its own. A result states the size of a system that is
-smaller than the system's preset.
-
-The logits of every program of every load are compared with the limits of parity (`gmmvit_deploy/tolerances.py`), and
-wrong logits stop the script.
+For each runner and batch, both models run in short turns, one right after the other, and are loaded again --loads
+times, because the place of the weights in memory changes the speed by more than the mask costs. The result is the
+median of the loads' ratios, with its interval over the loads. Wrong logits (limits of parity) stop the script.
 
     python benchmarks/mask_cost.py [--loads 6] [--family vit] [--check] [--output FOLDER]
 """
@@ -57,12 +50,7 @@ def loaded_twins(family: Family, runner: str, generator: np.random.Generator) ->
 
 
 def measured(family: Family, runner: str, batch: int, loads: int, generator: np.random.Generator) -> dict[str, Any]:
-    """Return the row of a runner and batch.
-
-    median_ms: the median time with a mask.  over_plain: the time with a mask / the time of the plain model.
-    loads: the ratio of each load.
-    off, limit: the largest distance of a logit from PyTorch's float64 logit, and the allowed distance.
-    """
+    """Return the row of a runner and batch; over_plain is the time with a mask / the time of the plain model."""
     images = generator.standard_normal((batch, *family.image_shape), dtype=np.float32)
     loaded: list[float] = []
     medians: list[float] = []

@@ -8,10 +8,9 @@ that multiplies. The programs, for each shape and data type:
     compiled    the same operators, compiled with torch.compile
     flex        FlexAttention: ``score_mod`` multiplies each score by its entry of M inside the fused kernel
 
-Shapes are those of the presets of the families, for a batch of 64, and a ViT-B at 224 pixels. On a GPU each program is
-a CUDA graph, because the launches of small kernels take longer than the kernels. Programs take turns in each round; the
-times are those of CUDA events. A program's time is divided by that of *plain* within each round. The outputs are
-compared with the formula in float64; wrong outputs stop the script.
+Shapes are those of the presets of the families, for a batch of 64, and a ViT-B at 224 pixels. Each program is a CUDA
+graph, because the launches of small kernels take longer than the kernels; they take turns in each round, and the times
+are those of CUDA events. Wrong outputs (formula in float64) stop the script.
 
     python benchmarks/masked_attention_gpu.py [--rounds 30] [--device cuda] [--check] [--output RESULT]
 
@@ -127,9 +126,8 @@ def captured(program: Callable[[], Tensor]) -> Callable[[], Tensor]:
 def differences(
     programs: dict[str, Callable[[], Tensor]], inputs: tuple[Tensor, Tensor, Tensor], mask: Tensor
 ) -> dict[str, float]:
-    """Return name of a program → its largest difference from the formula in float64.
-
-    Errors: SystemExit when a difference exceeds the limit.
+    """Return name of a program → its largest difference from the formula in float64.  Errors: SystemExit above the
+    limit.
     """
     exact = [each.double() for each in inputs]
     masked, unmasked = by_operators(*exact, mask.double()), by_operators(*exact, torch.ones_like(mask).double())
@@ -157,9 +155,9 @@ def milliseconds(program: Callable[[], Tensor]) -> float:
 
 
 def measured(shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> dict[str, Any]:
-    """Check the outputs of every program, and time the programs unless ``rounds`` is 0.
+    """Check the outputs of every program; time them unless ``rounds`` is 0.
 
-    Returns name of a program → off: the largest difference; ms: the median time; over_plain: the time / that of plain.
+    Returns name → off: the largest difference; ms: the median time; over_plain: the time / that of plain.
     """
     generator = torch.Generator().manual_seed(shape.tokens)
     query, key, value = (torch.randn(shape, generator=generator).to(device, dtype) for _ in range(3))

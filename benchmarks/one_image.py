@@ -1,7 +1,7 @@
 """How much time does the server add to a request with a single image?
 
-The network is that of `gmmvit demo` (a small ViT with a Gaussian mixture mask for 32×32 digits), with random weights. A
-client sends one image a request over gRPC, and waits for the answer. All steps take turns in each round:
+The network is that of `gmmvit demo` with random weights. A client sends one image a request over gRPC, and waits for
+the answer, which is compared with PyTorch's float64 logits. All steps take turns in each round:
 
     in process      the same runtime in the client's process, without a server
     gRPC            a call that asks only whether the server lives: the cost of gRPC
@@ -9,9 +9,8 @@ client sends one image a request over gRPC, and waits for the answer. All steps 
     served          the network
     image           the ensemble, which also decodes a PNG file
 
-The script measures a bundle whose input is pixels (uint8), and a bundle whose input is a normalised tensor (float32),
-each in ONNX Runtime and in OpenVINO.
-The client and the server share the machine's cores. The answers are compared with PyTorch's float64 logits.
+Measured with pixels (uint8) and with a normalised tensor (float32) as the input, in ONNX Runtime and in OpenVINO. The
+client and the server share the machine's cores.
 
     python benchmarks/one_image.py [--runtime onnxruntime] [--rounds 20] [--check] [--output RESULT]
 """

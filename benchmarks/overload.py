@@ -1,10 +1,9 @@
 """What do clients get at three times the capacity of the server, directly from Triton and through the gateway?
 
 The network is a stand-in with two instances that sleep 20 ms for an image: 100 images a second, without the use of a
-processor. Clients send a single image at fixed times, whether or not earlier requests have their answers (open loop),
-and give up after 0.5 s. The script first measures the capacity: closed loop, 32 clients, no gateway. Then follow 300
-requests a second for some seconds, and at once half of the capacity: after how many seconds does no request fail any
-more?
+processor. Clients send single images at fixed times (open loop), and give up after 0.5 s. After the capacity (closed
+loop, 32 clients, no gateway) follow 300 requests a second for some seconds, and at once half of the capacity: after how
+many seconds does no request fail any more?
 
 The gateway (HAProxy) passes at most 16 requests at a time to Triton; others wait for at most 250 ms, and are then
 refused with 503 and Retry-After, or RESOURCE_EXHAUSTED.
@@ -56,7 +55,7 @@ RECOVERY_S, AFTER_S = 1.0, 5.0
 async def phases(send: Send, seconds: float) -> dict[str, Any]:
     """Overload for some seconds, then half of the capacity.
 
-    recovered_s: the time from the end of the overload until the last request was due that got no answer in time.
+    recovered_s: from the end of the overload until the last request was due that got no answer in time.
     """
     rate, later = OVERLOAD * CAPACITY, CAPACITY / 2
     due = [number / rate for number in range(round(rate * seconds))]

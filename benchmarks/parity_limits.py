@@ -1,9 +1,8 @@
 """Do the limits of parity separate correct runners from wrong runners, in units of float32 noise?
 
-For each golden model (a small model of `tests/golden/`), the script measures distances from PyTorch's float64 logits,
-on the inputs recorded at export and on random inputs:
+For each golden model, distances from PyTorch's float64 logits on the golden and on random inputs:
 
-    noise         the distance of PyTorch's float32 logits. It is the unit of the other distances
+    noise         the distance of PyTorch's float32 logits, the unit of the other distances
     runner        the distance of ONNX Runtime's float32 logits
     fp16, bf16    the distance of the graph's logits, with all roundings of the type emulated on the CPU. The unit is
                   the noise multiplied by the ratio of the types' unit roundoffs

@@ -1,8 +1,8 @@
 """Does a service lose a request, or give a wrong answer, while bundles are rolled out under load?
 
 The service is ``gmmvit serve --gateway --state``. Clients send requests over gRPC and HTTP, on kept and on new
-connections, at half of the rate that the same clients reach in closed loop, while bundles of ViT are rolled out in
-sequence. Every answer is compared with the logits of the bundle that the answer states.
+connections, at half of their closed-loop rate, while bundles of ViT are rolled out in sequence. Every answer is
+compared with the logits of the bundle that it states.
 
     first, second   three blocks, nearly the same weights: each must be promoted in place of the other
     decisions       three blocks, other weights: its labels of the compared images differ, so it must be refused

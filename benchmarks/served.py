@@ -3,12 +3,9 @@
 The network is the paper's ViT d9 with a Gaussian mixture mask (32×32, 10 classes, K = 5, random weights), and pixels
 are the input. The server and the runner in process use the same runtime and precision, both with our kernels.
 
-The throughput is measured in LoadGen's Offline scenario, in which all samples are available at once. The runner in
-process gets batches of 64 images. The server gets requests of 64 images (uint8), up to four requests at the same time.
-All runners take turns in each round, and logits beyond the limits of parity stop the script.
-
-Then the script searches, for each protocol, the highest rate of single images at random times (Poisson arrivals) whose
-p99 latency stays within the bound.
+The throughput is that of LoadGen's Offline scenario: batches of 64 images in process, and up to four requests of 64
+images (uint8) to the server, in turn; wrong logits stop the script. Then the script searches, for each protocol, the
+highest rate of Poisson arrivals of single images whose p99 latency stays within the bound.
 
     python benchmarks/served.py [--rounds 10] [--check] [--output RESULT]
 """
@@ -64,7 +61,7 @@ def served(bundle: Bundle, runner: str, folder: Path, plan: Plan, *, searched: b
             row["share_of_in_process"][protocol] = ratio(first.times, cell.times)
         if searched:
             row["arrivals"] = [
-                asdict(search_rate(runner, inputs, expected, bound_ms=BOUND_MS, most=cell.samples_per_second))
+                asdict(search_rate(runner, inputs, expected, bound_ms=BOUND_MS, max_rate=cell.samples_per_second))
                 for runner, cell in zip(runners[1:], offline[1:], strict=True)
             ]
     return row

@@ -1,30 +1,26 @@
 """How fast is an image classifier by HTTP? gmmvit serve compared with LitServe, BentoML, Ray Serve, mosec and FastAPI.
 
 The networks are the paper's ViT d9 with a Gaussian mixture mask (``vit32``: 32×32, 10 classes, K = 5; a PNG file a
-request) and a ViT-S/16 (``vits224``: 224×224; a JPEG file of 500×334 a request). Without ``--network BUNDLE``, the
-weights are random: they change no time, but say nothing about accuracy.
+request) and a ViT-S/16 (``vits224``: 224×224; a JPEG file of 500×334 a request), with random weights unless ``--network
+BUNDLE`` is given.
 
 A peer's service (`peer_services/NAME_service.py`) is written as the peer's own pages show it. It has the straight
-export of the network, in ONNX Runtime and in OpenVINO, and the preprocessing of the bundle in Pillow and numpy. It
-forms batches if the peer does, and waits at most 1 ms for a batch to fill. It is tried with one process that has a
-thread for each core, and with a process for each core. For each number of clients, the fastest of these four services
-stands for the peer. Ours is ``gmmvit serve`` as it starts: Triton's own path, which takes an image file, and
-``POST /classify``. ``--optimized BUNDLE`` adds a copy of the bundle for which ``gmmvit optimize`` has chosen a
-runner on this machine: its answers are not float32's, so the result has the share of images with the same class.
-
-On a CPU with AVX512-BF16, OpenVINO computes in bf16 unless its precision is set, so the services set float32. With
-``--optimized``, they are also tried in bf16, where nothing checks their answers, and the fastest of these is measured.
+export in ONNX Runtime and in OpenVINO, and the preprocessing of the bundle in Pillow and numpy; it waits at most 1 ms
+for a batch to fill. It is tried with one process that has a thread for each core, and with a process for each core; the
+fastest of these four services stands for the peer at each number of clients. Ours is ``gmmvit serve`` as it starts:
+Triton's own path, and ``POST /classify``. ``--optimized BUNDLE`` adds a bundle for which ``gmmvit optimize`` has chosen
+a runner on this machine: its answers are not float32's, so the result has the share of images with the same class. The
+services set float32, which OpenVINO does not take by itself on a CPU with AVX512-BF16; with ``--optimized``, they are
+also tried in bf16.
 
     closed      1 and 16 clients that wait for their answers (wrk), with image files
     tensors     the same with pixels, which need no decoding
     open        requests at random times (Poisson arrivals), at half of the lowest capacity of ours and the best peer's
 
 The programs take turns in each round, on the same cores as their load, and the processes of all others are stopped
-meanwhile. In float32, an answer with another class than PyTorch's, or with other probabilities, stops the script.
-
-The peers are not among this project's dependencies: give them an environment of their own, with ``--peers PYTHON``
-(`pip install litserve bentoml "ray[serve]" mosec fastapi "uvicorn[standard]" onnxruntime openvino pillow numpy`). A
-peer that does not start is listed with the reason.
+meanwhile. A wrong float32 answer stops the script. The peers have an environment of their own, ``--peers PYTHON`` (`pip
+install litserve bentoml "ray[serve]" mosec fastapi "uvicorn[standard]" onnxruntime openvino pillow numpy`); a peer that
+does not start is listed with the reason.
 
     python benchmarks/served_peers.py [--network-name vit32|vits224] [--network BUNDLE] [--optimized BUNDLE]
         [--peers PYTHON] [--rounds 5] [--check]
@@ -129,13 +125,11 @@ class Measurement:
         return result
 
     def _same_class(self, program: Program) -> float:
-        """Return the share of the images that have the class of the float32 network."""
         with _alone(program, "image", self._files[0]):
             answers = [program.ask("image", file) for file in self._files]
         return float(np.mean([self._expected.same_class(number, answer) for number, answer in enumerate(answers)]))
 
     def _check(self, program: Program) -> None:
-        """Ask for every image.  Errors: SystemExit when an answer is wrong."""
         bodies = {"image": self._files, "tensor": [pixels.tobytes() for pixels in self._expected.pixels]}
         for kind in program.addresses:
             for number, body in enumerate(bodies[kind]):
@@ -144,10 +138,7 @@ class Measurement:
                     raise SystemExit(f"{program.name}: {wrong}")
 
     def _tried(self) -> tuple[Tried, dict[str, str]]:
-        """Start, check and try every service of the peers, and pause those that are the fastest.
-
-        Returns (name → (program, number of clients → answers a second), name of a service that is missing → reason).
-        """
+        """Try every service of the peers, and pause those that are the fastest; return (programs, missing → reason)."""
         tried: Tried = {}
         missing: dict[str, str] = {}
         cores = len(os.sched_getaffinity(0))
@@ -168,11 +159,6 @@ class Measurement:
         return tried, missing
 
     def _try(self, peer: str, name: str, **settings: Any) -> tuple[Program, dict[str, float]]:
-        """Start a peer's service, check its answers, and measure it shortly; it is paused afterwards.
-
-        Returns (program, number of clients → answers a second).
-        Errors: NotStarted, LoadFailed; SystemExit when an answer is wrong.
-        """
         program = peer_program(
             peer,
             name=name,
@@ -230,8 +216,7 @@ class Measurement:
 def _alone(program: Program, kind: str, body: bytes) -> Iterator[None]:
     """Let the service of a program run; it has answered what it was asked before, and afterwards.
 
-    A service that was paused for minutes may drop its first connection, or replace a worker that it takes for dead,
-    also after its first answer.
+    A service that was paused for minutes may drop its first connection, or replace a worker that it takes for dead.
     """
 
     def answers() -> bool:
@@ -257,7 +242,6 @@ def _stop_slower(tried: Tried) -> None:
 
 
 def _fastest(tried: Tried, clients: int) -> dict[str, Program]:
-    """Return the fastest float32 service of each peer: name → program."""
     fastest: dict[str, str] = {}
     for name, (_, rates) in tried.items():
         peer = name.partition(",")[0]
@@ -273,16 +257,11 @@ def _is_bf16(name: str) -> bool:
 
 
 def _fastest_in_bf16(tried: Tried, clients: int) -> dict[str, Program]:
-    """Return the fastest of all services in bf16, if any."""
     rates = {name: rates[str(clients)] for name, (_, rates) in tried.items() if _is_bf16(name)}
     return {name: tried[name][0] for name in sorted(rates, key=lambda name: -rates[name])[:1]}
 
 
 def _compared(rates: Rates, peers: list[str], in_bf16: list[str]) -> dict[str, Any]:
-    """Return the rate of each program, and that of ours divided by the best peer's in the same rounds.
-
-    peers: in float32.  in_bf16: the service that was the fastest in bf16 when it was tried, if any.
-    """
     medians = {name: float(np.median(values)) for name, values in rates.items()}
     best = max(peers, key=lambda name: medians[name])
     rows: dict[str, Any] = {}

@@ -1,13 +1,12 @@
 """Do memory and open descriptors of a service grow while it serves for long?
 
-The service is ``gmmvit serve --gateway --state`` with all its parts: Triton, its workers, HAProxy, the front for POST
-/classify and the supervisor. Clients send tensors over gRPC and HTTP, on kept and new connections, PNG images to the
-ensemble and to POST /classify, and requests that the gateway refuses: without a key, to a wrong path, too large. Every
-few seconds the script reads memory (proportional set size without mapped files) and open descriptors of every process.
+The service is ``gmmvit serve --gateway --state`` with all its parts. Clients send tensors over gRPC and HTTP, on kept
+and new connections, PNG images to the ensemble and to POST /classify, and requests that the gateway refuses. Every few
+seconds the script reads memory (proportional set size without mapped files) and open descriptors of every process.
 
 After the warm-up, a fifth of the time and at most ten minutes, a line is fitted to each series. The growth must be
-within its limit with 95 % confidence, 8 MiB or 5 % of the memory and 4 descriptors; otherwise the result is INVALID
-and the exit status 1, as after a lost request, a wrong answer or a restart.
+within its limit with 95 % confidence, 8 MiB or 5 % of the memory and 4 descriptors; otherwise the result is INVALID and
+the exit status 1, as after a lost request, a wrong answer or a restart.
 
     python benchmarks/soak.py [--minutes 60] [--rate 60] [--check] [--output RESULT]
 """
@@ -38,17 +37,14 @@ PARTS = ("gmmvit serve", "tritonserver", "worker gmmvit_network", "worker gmmvit
 """The kinds of processes of a service.  Without one of them, the run would show nothing about it."""
 _SHOWN = 20
 _PROGRESS_S = 60.0
-_LEAST_SAMPLES, _LONGER = 30, 10
+_MIN_SAMPLES, _LONGER = 30, 10
 """A run on a busy machine goes on until it has these samples, at most ten times as long as it should."""
 
 
 def measured(
     service: StateService, bundle: Bundle, *, seconds: float, rate: float, key: str, max_body_bytes: int
 ) -> dict[str, Any]:
-    """Send requests for some seconds, and return their counts and the growth of every kind of process.
-
-    rate: the number of requests a second with tensors.  key: of the clients.  max_body_bytes: the service's limit.
-    """
+    """Send ``rate`` tensors a second for some seconds; return the counts and the growth of every kind of process."""
     pixels, logits = bundle.golden()
     where = service.where
     tensors = CheckedLoad(where["grpc"], where["http"], key, pixels, {bundle.sha256: logits}, rate, clients=1)
@@ -57,7 +53,7 @@ def measured(
     started = time.monotonic()
     with Sampler(service.process.pid, interval_s=min(5.0, seconds / 40)) as sampler, tensors, mixed:
         while (left := started + seconds - time.monotonic()) > 0 or (
-            len(sampler.times) < _LEAST_SAMPLES and left > -_LONGER * seconds
+            len(sampler.times) < _MIN_SAMPLES and left > -_LONGER * seconds
         ):
             time.sleep(max(0.5, min(left, _PROGRESS_S)))
             print(

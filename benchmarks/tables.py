@@ -55,7 +55,6 @@ def question(script: str) -> str:
 
 
 def _cards(script: str) -> list[str]:
-    """Return the lines of a script's run card, followed by the run cards of the runs with a file of their own."""
     lines = []
     if (RESULTS / f"{script}.json").exists():
         lines += [*card_lines(result(script)["card"]), ""]
@@ -66,7 +65,6 @@ def _cards(script: str) -> list[str]:
 
 
 def _position(run: str) -> int:
-    """Return the sort key of a run: families come first, in the paper's order, then the systems."""
     return MEASURED.index(run) if run in MEASURED else len(MEASURED)
 
 

@@ -63,7 +63,7 @@ from tests.uneven_attention import attention_effects
 MAX_BATCH = 8
 BATCHES = (1, 2, 3, MAX_BATCH)
 SPEED_BATCHES = (1, 8)
-LEAST_EFFECT = 100.0
+MIN_EFFECT = 100.0
 HALVES: tuple[Precision, ...] = ("fp16", "bf16")
 _STRAIGHT, _WEIGHTS, _BUNDLE = "straight.onnx", "weights.pth", "bundle"
 
@@ -146,8 +146,8 @@ def checks_of(exported: Exported) -> dict[str, Any]:
     if not max(differences.values()) <= limit:
         raise SystemExit(f"{exported.name}: differences {differences}, expected at most {limit:.2g}")
     effects = [effect / limit for effect in attention_effects(exported.model(), images[:4])]
-    if effects and not min(effects) > LEAST_EFFECT:
-        raise SystemExit(f"{exported.name}: {effects} limits, expected more than {LEAST_EFFECT:g} for each attention")
+    if effects and not min(effects) > MIN_EFFECT:
+        raise SystemExit(f"{exported.name}: {effects} limits, expected more than {MIN_EFFECT:g} for each attention")
     matches = attentions_in_onnx(proto.SerializeToString())
     return {
         "nodes": len(proto.graph.node),

@@ -1,8 +1,8 @@
 """Does a network of each of timm's architecture files export correctly?
 
-For each file of timm that has a network below 45 million parameters, the script builds one of its smallest networks.
-The weights are timm's initial random weights, without layers that have no effect (`network_of`). The script saves the
-network as timm's train.py does, runs ``gmmvit export`` on the file in another process, and records one result:
+For each file of timm that has a network below 45 million parameters, the script builds one of its smallest networks
+with random weights (`network_of`), saves it as timm's train.py does, runs ``gmmvit export`` on the file in another
+process, and records one result:
 
     exported     the graph's logits differ from the float64 logits of timm's own network by at most the limit of parity,
                  and the logits of different images differ by more than this limit
@@ -12,8 +12,8 @@ network as timm's train.py does, runs ``gmmvit export`` on the file in another p
     crashed      export ended in another way, or its message says that the error was not expected
     too slow     export did not end within the time limit
 
-The result file is written after each network. The next run leaves out the networks with a result of the same versions;
-``--model`` measures its networks again. The script fails if a result is ``wrong``, ``crashed`` or ``too slow``.
+The next run leaves out the networks with a result of the same versions; ``--model`` measures its networks again. The
+script fails if a result is ``wrong``, ``crashed`` or ``too slow``.
 
     python benchmarks/timm_sweep.py [--model NAME] [--timeout 900] [--check]
 """
@@ -52,95 +52,22 @@ SIDE = 128
 """The side of the images in pixels, for networks that take images of any size."""
 OWN_SIZE = ("halonet_h1",)
 """Networks that take only images of timm's usual size, although timm's configuration does not say so."""
-NETWORKS = (
-    "cait_xxs24_224",
-    "coat_tiny",
-    "convit_tiny",
-    "convmixer_1024_20_ks9_p14",
-    "convnext_atto",
-    "cpubone_nano",
-    "crossvit_tiny_240",
-    "cs3darknet_focus_s",
-    "csatv2",
-    "cspnext_tiny",
-    "davit_tiny",
-    "deit_tiny_distilled_patch16_224",
-    "densenet121",
-    "dla46x_c",
-    "dpn48b",
-    "edgenext_xx_small",
-    "efficientformer_l1",
-    "efficientformerv2_s0",
-    "efficientvim_m1",
-    "efficientvit_b0",
-    "efficientvit_m0",
-    "ese_vovnet19b_slim_dw",
-    "fasternet_t0",
-    "fastvit_t8",
-    "focalnet_tiny_srf",
-    "gcvit_xxtiny",
-    "ghostnet_050",
-    "gmlp_ti16_224",
-    "halonet_h1",
-    "hardcorenas_a",
-    "hgnetv2_b0",
-    "hiera_tiny_224",
-    "hieradet_small",
-    "hrnet_w18_small",
-    "iformer_t",
-    "inception_next_atto",
-    "inception_v3",
-    "inception_v4",
-    "lcnet_035",
-    "lcnetv2_small",
-    "legacy_seresnet18",
-    "legacy_xception",
-    "levit_128s",
-    "lowformer_b0",
-    "mambaout_femto",
-    "maxvit_pico_rw_256",
-    "mobilenetv2_035",
-    "mobileone_s1",
-    "mobilevit_xxs",
-    "mvitv2_tiny",
-    "nest_tiny",
-    "nextvit_small",
-    "nf_regnet_b0",
-    "pit_ti_224",
-    "poolformerv2_s12",
-    "pvt_v2_b0",
-    "rdnet_tiny",
-    "regnetx_002",
-    "repghostnet_050",
-    "repvit_m1",
-    "res2next50",
-    "resnest14d",
-    "resnet10t",
-    "resnetv2_18",
-    "rexnet_100",
-    "selecsls42",
-    "sequencer2d_s",
-    "shvit_s1",
-    "skresnet18",
-    "starnet_s050",
-    "swiftformer_xs",
-    "swin_tiny_patch4_window7_224",
-    "swinv2_cr_tiny_224",
-    "swinv2_tiny_window8_256",
-    "tiny_vit_5m_224",
-    "tnt_s_patch16_224",
-    "tresnet_m",
-    "twins_svt_small",
-    "visformer_tiny",
-    "vit_relpos_small_patch16_224",
-    "vit_tiny_patch16_224",
-    "vit_tiny_patch16_dinov3_qkvb",
-    "vit_tiny_r_s16_p8_224",
-    "vitamin_small_224",
-    "volo_d1_224",
-    "xception41",
-    "xcit_nano_12_p8_224",
-)
+_NETWORKS = """
+    cait_xxs24_224 coat_tiny convit_tiny convmixer_1024_20_ks9_p14 convnext_atto cpubone_nano crossvit_tiny_240
+    cs3darknet_focus_s csatv2 cspnext_tiny davit_tiny deit_tiny_distilled_patch16_224 densenet121 dla46x_c
+    dpn48b edgenext_xx_small efficientformer_l1 efficientformerv2_s0 efficientvim_m1 efficientvit_b0
+    efficientvit_m0 ese_vovnet19b_slim_dw fasternet_t0 fastvit_t8 focalnet_tiny_srf gcvit_xxtiny ghostnet_050
+    gmlp_ti16_224 halonet_h1 hardcorenas_a hgnetv2_b0 hiera_tiny_224 hieradet_small hrnet_w18_small iformer_t
+    inception_next_atto inception_v3 inception_v4 lcnet_035 lcnetv2_small legacy_seresnet18 legacy_xception
+    levit_128s lowformer_b0 mambaout_femto maxvit_pico_rw_256 mobilenetv2_035 mobileone_s1 mobilevit_xxs
+    mvitv2_tiny nest_tiny nextvit_small nf_regnet_b0 pit_ti_224 poolformerv2_s12 pvt_v2_b0 rdnet_tiny
+    regnetx_002 repghostnet_050 repvit_m1 res2next50 resnest14d resnet10t resnetv2_18 rexnet_100 selecsls42
+    sequencer2d_s shvit_s1 skresnet18 starnet_s050 swiftformer_xs swin_tiny_patch4_window7_224
+    swinv2_cr_tiny_224 swinv2_tiny_window8_256 tiny_vit_5m_224 tnt_s_patch16_224 tresnet_m twins_svt_small
+    visformer_tiny vit_relpos_small_patch16_224 vit_tiny_patch16_224 vit_tiny_patch16_dinov3_qkvb
+    vit_tiny_r_s16_p8_224 vitamin_small_224 volo_d1_224 xception41 xcit_nano_12_p8_224
+"""
+NETWORKS = tuple(_NETWORKS.split())
 """A small network of each architecture file of timm that has a network below 45 million parameters."""
 
 

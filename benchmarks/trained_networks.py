@@ -119,7 +119,6 @@ def rendered(fonts: list[ImageFont.FreeTypeFont]) -> tuple[np.ndarray, np.ndarra
 
 
 def _drawn(font: ImageFont.FreeTypeFont, character: str) -> np.ndarray:
-    """Draw a character in the middle; a character that is larger than the canvas is made smaller."""
     left, top, right, bottom = font.getbbox(character)
     width, height = max(int(right - left), 1), max(int(bottom - top), 1)
     image = Image.new("L", (width, height))

@@ -1,12 +1,10 @@
 """Which operators take the time inside a runtime, and what would a higher speed require?
 
-The profiler of each runtime measures the operators of the paper's models, as the paper authors' code names the models,
-and of the systems of `benchmarks/shared/systems.py`, each of which has a result and a run card of its own. The programs
-are those of the runner `openvino+kernels` (the float32 graph in OpenVINO, in float32 and with bf16, and the int8
-graph), and beside them the plain export in OpenVINO (`straight openvino`). The input is a single image, or a chunk of
-the size into which the runner divides a batch; for the plain export, which is not divided, a whole batch. A single
-thread runs, so that no operator waits for another core; a single image is also measured on all cores, as a runner
-computes it. The script takes the median time of each operator over the runs, and sums these times by kind:
+The profiler of each runtime measures the operators of the paper's models and of the systems of
+`benchmarks/shared/systems.py`. The programs are those of the runner `openvino+kernels` (float32, bf16 and int8), and
+the plain export in OpenVINO (`straight openvino`). The input is a single image, or a chunk into which the runner
+divides a batch; for the plain export, a whole batch. A single thread runs, so that no operator waits for another core;
+a single image is also measured on all cores. The median time of each operator is summed by kind:
 
     products    linear maps and convolutions, with the operators that are fused with them: bias, GELU, quantisation; in
                 our operator of several int8 products, also the residuals and norms between them
@@ -17,12 +15,9 @@ computes it. The script takes the median time of each operator over the runs, an
     norms       LayerNorm; our kernel also computes the residual before the norm and the quantisation after it
     rest        separate residuals, GELU, quantisation and pooling
 
-The cost of the mask is the time of attention and mask, minus the time of attention in the plain model. If our kernels
-compute no part of a system, the runner's name has no ``+kernels``, as in `fastest_cpu.py`.
-
-The time of the products is compared with the best rate on the shapes of the model, measured on all cores and divided
-by the number of cores. The script also computes how much time a target speed would leave for all other operators, if
-the products ran at the best rate.
+The cost of the mask is the time of attention and mask, minus the time of attention in the plain model. The time of the
+products is compared with the best rate on the shapes of the model, measured on all cores and divided by their number;
+at this rate, the rest of the time that a target speed leaves is for all other operators.
 
     python benchmarks/where_time_goes.py [--family vit …] [--runs 40] [--check] [--output FILE]
 """

@@ -21,8 +21,6 @@ import gmmvit_deploy
 from gmmvit_cli.commands import JOBS
 from gmmvit_cli.main import app
 
-__all__ = ["PAGES", "written"]
-
 PAGES = Path(__file__).parent / "pages"
 _EVERY = {"--json", "--force", "--quiet", "--verbose"}
 
@@ -49,7 +47,9 @@ def api_list(page: str) -> str:
     lines += [_item(name, getattr(gmmvit_deploy, name)) for name in sorted(gmmvit_deploy._FACE)]
     for module in re.findall(r"^::: (\S+)$", page, re.MULTILINE):
         loaded = importlib.import_module(module)
-        functions = {name: getattr(loaded, name) for name in loaded.__all__ if name not in gmmvit_deploy._FACE}
+        own = [name for name, value in sorted(vars(loaded).items()) if getattr(value, "__module__", "") == module]
+        names = getattr(loaded, "__all__", [name for name in own if not name.startswith("_")])
+        functions = {name: getattr(loaded, name) for name in names if name not in gmmvit_deploy._FACE}
         items = [_item(name, value) for name, value in functions.items() if inspect.isfunction(value)]
         if items:
             lines += ["", f"In `{module}`:", "", *items]

@@ -17,8 +17,6 @@ from pathlib import Path
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.reports.pictures.mask_report import write_report
 
-__all__ = ["FROM_PAGES", "PICTURES", "draw"]
-
 PICTURES = Path(__file__).parent / "pages" / "pictures"
 FROM_PAGES = {"parity.svg": ("parity.html", "Error by block"), "waterfall.svg": ("bench.html", "Where the time goes")}
 """Picture → the page that it is taken from, and how its title begins there."""

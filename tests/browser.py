@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["LOOKS", "accessibility_problems", "open_chromium"]
-
 LOOKS: dict[str, dict[str, Any]] = {
     "light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 900}},
     "dark": {"color_scheme": "dark", "viewport": {"width": 1280, "height": 900}},

@@ -11,8 +11,6 @@ from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 from gmmvit_deploy.runtimes.runners.open import graph_of
 
-__all__ = ["chosen_bundle"]
-
 
 def chosen_bundle(
     bundle: Bundle,

@@ -27,7 +27,7 @@ from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import variant_from_bundle
-from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.measure import turns
 from gmmvit_deploy.models.families import model_from_spec
@@ -134,7 +134,7 @@ def rgb(side: int) -> ImageSpec:
 
 
 def cifar_options(**changes: Any) -> ExportOptions:
-    cifar = dataset("cifar10")
+    cifar = DATASETS["cifar10"]
     values = {"mean": cifar.mean, "std": cifar.std, "labels": cifar.labels, "max_batch": 8}
     return ExportOptions(**{**values, **changes})
 

@@ -19,22 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "PAGES",
-    "README",
-    "ROOT",
-    "Block",
-    "Command",
-    "Shell",
-    "blocks",
-    "commands",
-    "first_column",
-    "mismatch",
-    "table",
-    "texts",
-    "with_output",
-]
-
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = ROOT / "docs" / "pages"

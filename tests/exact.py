@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["assert_same_logits", "exact_logits"]
-
 _ATOL = 1e-12  # largest seen: 2e-14, for logits of up to 4
 
 

@@ -16,8 +16,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["command_line"]
-
 _PRELOADED = (
     "tests.forked",
     "torch",

@@ -25,8 +25,6 @@ import pytest
 from tests.certificates import Certificate, self_signed
 from tests.waiting import wait_until
 
-__all__ = ["KEY", "SmallGateway", "held", "needs_haproxy", "small_gateway"]
-
 KEY = "k3y-of-alice"
 
 needs_haproxy = pytest.mark.skipif(

@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
-__all__ = ["Element", "contrast", "parsed", "require_readable_page", "stylesheet_colours"]
-
 _VOID = {"meta", "img", "br", "link"}
 _LEAST_FOR_TEXT, _LEAST_FOR_PLOTS = 4.5, 3.0
 

@@ -11,12 +11,10 @@ import torch
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.demo.models import save_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.models.families import model_from_spec, preset_spec
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import MaskSpec
-
-__all__ = ["bundle_of", "fine_tuned", "random_bundle", "random_vit"]
 
 
 def random_vit(*, seed: int = 0, **changes: Any) -> Model:
@@ -43,7 +41,7 @@ def bundle_of(model: Model, folder: Path, *, name: str = "bundle") -> Bundle:
     """Write a bundle to ``folder/name``.  The input is pixels; the normalisation and the labels are CIFAR-10's."""
     checkpoint = folder / f"{name}.pth"
     save_checkpoint(model, checkpoint, epoch=0)
-    cifar10 = dataset("cifar10")
+    cifar10 = DATASETS["cifar10"]
     options = ExportOptions(mean=cifar10.mean, std=cifar10.std, labels=cifar10.labels)
     return bundle_from_checkpoint(checkpoint, folder / name, options)
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["ROOT", "git", "repository_with"]
-
 ROOT = Path(__file__).parents[1]
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from release import __main__ as release
 from release.archives import Archives, build, check_metadata, check_sdist, check_wheel
 from release.steps import (
     ReleaseError,
@@ -137,33 +136,3 @@ def test_a_missing_and_a_foreign_file_are_named(built: Built, tmp_path: Path) ->
             archive.addfile(tarfile.TarInfo(f"{top}/{name}"), io.BytesIO())
     with pytest.raises(ReleaseError, match=rf"missing: {top}/PKG-INFO; does not belong: {top}/notes\.txt"):
         check_sdist(sdist, built.tracked, built.version)
-
-
-# --- the wheel in use ---------------------------------------------------------------------------------------------
-
-
-def program(path: Path, text: str) -> Path:
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
-
-
-# --- the whole command --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository of a version 0.2.0 that is ready, but its changelog; the heavy steps are left out."""
-    names = ["pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "gmmvit_deploy/__init__.py"]
-    repository = repository_with(tmp_path / "checkout", names)
-    (repository / "gmmvit_deploy" / "__init__.py").write_text('__version__ = "0.2.0"\n')
-    (repository / "CHANGELOG.md").write_text("## [Unreleased]\n")
-    wheel = tmp_path / "archive"
-    wheel.touch()
-    monkeypatch.setattr(release, "_ROOT", repository)
-    monkeypatch.setattr(release, "build", lambda root, out: Archives(sdist=wheel, wheel=wheel))
-    for step in ("check_metadata", "check_sdist", "check_wheel"):
-        monkeypatch.setattr(release, step, lambda *arguments: None)
-    monkeypatch.setattr(release, "use_wheel", lambda *arguments: "8 images")
-    monkeypatch.setattr(release, "find_python", lambda version: Path("p") if version == "3.11" else "it is not there")
-    return repository

@@ -24,8 +24,6 @@ from gmmvit_deploy.models.families.timm.model import TimmModel
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
-__all__ = ["ARCHITECTURES", "exported", "model_of", "timm_model"]
-
 _VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("vit_tiny_patch16_224", {**_VIT, "embed_dim": 48, "num_heads": 3}),

@@ -17,8 +17,6 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["attention_effects", "perturbed"]
-
 _SOFTMAX = (torch.softmax, Tensor.softmax, F.softmax)
 
 

@@ -9,8 +9,6 @@ from typing import TypeVar
 
 import pytest
 
-__all__ = ["best_of", "everything_was_read", "wait_until"]
-
 _POLL_S = 0.02
 _Seen = TypeVar("_Seen")
 

@@ -1,7 +1,7 @@
 """Send hostile inputs to a service one after the other, and attribute the end of a process to the right input.
 
-A server can end some seconds after it has answered, so the input before its end is not always the reason. After an end,
-each of the last inputs is sent alone to a fresh service; an input that ends the service alone is a crash.
+A server can end some seconds after its answer, so each of the last inputs is sent alone to a fresh service; an input
+that ends that alone is a crash.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from tests.hostile.case import ANSWERED, CLOSED, CRASH, FAILED, HANG, REFUSED, C
 from tests.hostile.commands import Sandbox
 from tests.hostile.http_requests import Held
 from tests.hostile.images import bomb
-
-__all__ = ["PATIENCE", "Asker", "recorded", "worst_of"]
 
 PATIENCE = 4
 """An input without an answer is sent again with a time limit so many times as long: other programs can use the machine.
@@ -65,8 +63,8 @@ class _Asked:
 class Asker:
     """Sends inputs to a running service.
 
-    memory: MB of the service's processes before and after each round, and the number of restarts.
-    ended_together: the last inputs before an end that none of them causes alone.
+    memory: MB of the processes before and after each round, and restarts.  ended_together: the last inputs before an
+    end that none of them causes alone.
     """
 
     service: Service
@@ -167,11 +165,7 @@ def _until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def _sent(service: Service, case: Case, *, key: bool) -> tuple[dict[str, Outcome], bool]:
-    """Send an input; return name of the way → outcome, and whether an answer needs no key.
-
-    The paths of health need no key, and for connections that send no complete request the outcome is the answer to a
-    sound request.
-    """
+    """Send an input; return name of the way → outcome, and whether an answer needs no key."""
     made = case.make()
     if case.kind == "image":
         return send_images(service, made, key=key), False

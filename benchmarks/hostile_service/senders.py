@@ -15,10 +15,8 @@ from tests.hostile.case import ANSWERED, CLOSED, FAILED, HANG, REFUSED, Outcome
 from tests.hostile.grpc_requests import Call, images_request, sound_request
 from tests.hostile.http_requests import AUTH, CLASSIFY, Held, Request
 
-__all__ = ["send_call", "send_held", "send_images", "send_requests", "sound"]
-
 _SOUND_S = 10.0
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 _REFUSED = {
     "INVALID_ARGUMENT",
     "NOT_FOUND",
@@ -136,7 +134,7 @@ def _slices(pieces: Iterable[bytes], auth: bytes) -> Iterator[bytes]:
 
 
 def _received(connection: socket.socket) -> tuple[bytes, bytes]:
-    """Return (first line and headers, begin of the body); both may be empty when the connection is closed."""
+    """Return (first line and headers, start of the body); both may be empty when the connection is closed."""
     data = b""
     try:
         while b"\r\n\r\n" not in data and len(data) < 65536 and (piece := connection.recv(65536)):
@@ -165,7 +163,7 @@ def _of_status(status: int) -> str:
 
 
 def _called(service: Service, call: Call, metadata: Sequence[tuple[str, Any]], timeout_s: float) -> Outcome:
-    options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", _MOST_BYTES)]
+    options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", _MAX_BYTES)]
     options += [("grpc.enable_http_proxy", 0), ("grpc.max_metadata_size", 16 << 20)]
     compression = grpc.Compression.Gzip if call.compressed else None
     outcome = Outcome(ANSWERED, "")

@@ -25,8 +25,6 @@ from gmmvit_deploy.serving.ports import free_ports
 from tests.hostile.commands import Sandbox
 from tests.hostile.http_requests import CLASSIFY, GRPC_PORT, OWN_REGIONS
 
-__all__ = ["LIMIT_S", "Service"]
-
 LIMIT_S = 40.0
 """The time limit of an answer."""
 
@@ -58,8 +56,7 @@ class Service:
     ) -> None:
         """Describe the service.
 
-        path: the bundle.  gateway: True to serve behind the gateway, with a key.  protected: False limits the stacks of
-        the server's threads to the 8 MiB that Linux gives by default.  options: more options of the command.
+        protected: False limits the stacks of the server's threads to the 8 MiB that Linux gives by default.
         """
         self._path = path
         self._sandbox = sandbox
@@ -209,7 +206,6 @@ class Service:
 
 
 def _prepare(*, protected: bool) -> None:
-    """Let Linux end the service when this script ends for any reason, and limit the stack unless ``protected``."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if not protected:
         resource.setrlimit(resource.RLIMIT_STACK, (_USUAL_STACK_BYTES, _USUAL_STACK_BYTES))

@@ -37,10 +37,7 @@ class Classifier:
         self.classify([self.decode(bytes(int(np.prod(self._shape))))])  # so that no request waits for the first run
 
     def decode(self, body: bytes) -> np.ndarray:
-        """Return the network's input (3, height, width), float32.
-
-        body: an image file; or, if it has exactly height × width × 3 bytes, pixels.
-        """
+        """Return the input (3, height, width), float32, of an image file, or of height × width × 3 bytes of pixels."""
         if len(body) == np.prod(self._shape):
             pixels = np.frombuffer(body, np.uint8).reshape(self._shape)
         else:
@@ -64,7 +61,6 @@ class Classifier:
 
 
 def _fitted(image: Image.Image) -> Image.Image:
-    """Resize, and crop the centre unless the rule is ``stretch``."""
     rule = SETTINGS["image"]
     width, height = rule["width"], rule["height"]
     resampling = Image.Resampling[rule["filter"].upper()]

@@ -15,8 +15,6 @@ import numpy as np
 
 from benchmarks.shared.open_loop import Outcome, http_sender, open_loop
 
-__all__ = ["Address", "LoadFailed", "closed_rate", "latencies_ms", "post", "require_wrk"]
-
 _SCRIPT = Path(__file__).with_name("post.lua")
 _DEADLINE_S = 30.0
 
@@ -41,10 +39,7 @@ def require_wrk() -> None:
 
 
 def post(address: Address, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
-    """Send a request; return (status, headers in lower case, body).
-
-    Errors: OSError and http.client.HTTPException when nothing answers.
-    """
+    """Send a request; return (status, headers in lower case, body).  Errors: OSError, http.client.HTTPException."""
     connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=_DEADLINE_S)
     try:
         connection.request("POST", address.path, body, dict(address.headers))
@@ -55,9 +50,8 @@ def post(address: Address, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
 
 
 def closed_rate(address: Address, body: Path, *, clients: int, seconds: int) -> float:
-    """Return the answers a second of ``clients`` that each wait for their answer.  body: the file that is posted.
-
-    Errors: LoadFailed when a request fails, or none is answered.
+    """Return the answers a second of ``clients`` that post the file ``body`` and wait for each answer.  Errors:
+    LoadFailed.
     """
     headers = [part for name, value in address.headers.items() for part in ("-H", f"{name}: {value}")]
     settings = ["-t1", f"-c{clients}", f"-d{seconds}s", "--timeout", f"{_DEADLINE_S:.0f}s", *headers]
@@ -72,11 +66,7 @@ def closed_rate(address: Address, body: Path, *, clients: int, seconds: int) -> 
 
 
 def latencies_ms(address: Address, body: bytes, *, rate: float, requests: int, seed: int) -> list[float]:
-    """Return the latency of each request in ms; requests arrive at random times (Poisson arrivals), ``rate`` a second.
-
-    A latency begins at the time at which the request was due.
-    Errors: LoadFailed when a request is not answered within 30 s.
-    """
+    """Return the latencies of Poisson arrivals, ``rate`` a second, from the time each was due.  Errors: LoadFailed."""
     due = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, requests)).tolist()
     lines = [f"POST {address.path} HTTP/1.1", f"Host: 127.0.0.1:{address.port}"]
     lines += [f"{name}: {value}" for name, value in {**address.headers, "Content-Length": len(body)}.items()]

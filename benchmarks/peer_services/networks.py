@@ -25,19 +25,13 @@ from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.tolerances import limit_from_noise
 from tests.random_bundles import random_bundle
 
-__all__ = ["NETWORKS", "Expected", "Network", "photograph", "preprocessing", "write_straight"]
-
 _ROUNDING = 2e-6
 """A probability in an answer is float32, or the decimal number that float32 prints as."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """A network and the images that it is sent.
-
-    title: what it is, for the result.  size: (width, height) of an image file.  encoding: PNG or JPEG.
-    seconds: number of clients → the time of a program in a round; many times the time of a batch.
-    """
+    """A network and its images of ``size`` (width, height).  seconds: clients → time of a program in a round."""
 
     title: str
     size: tuple[int, int]
@@ -87,10 +81,7 @@ def write_straight(bundle: Bundle, path: Path) -> None:
 
 
 def preprocessing(bundle: Bundle) -> dict[str, Any]:
-    """Return the preprocessing of a bundle for `classifier.py`.
-
-    Errors: SystemExit when `classifier.py` does not have the resize rule of the bundle.
-    """
+    """Return the preprocessing of a bundle for `classifier.py`.  Errors: SystemExit for a resize rule that it lacks."""
     image = bundle.manifest.image
     fit, resampling = RESAMPLING[image.resize]
     if fit not in ("stretch", "center") or image.height != image.width or image.channels != 3:
@@ -112,9 +103,8 @@ class Expected:
         self._log_shares -= exact.max(1, keepdims=True)
 
     def wrong(self, number: int, answer: Mapping[int, float]) -> str:
-        """Return what is wrong with an answer in float32; "" if nothing is.
+        """Return what is wrong with a float32 answer, class → probability of the likeliest classes; "" if nothing is.
 
-        number: the image.  answer: class → its probability, for the most probable classes.
         The logarithm of a probability differs by at most twice as much as the logits do.
         """
         expected = self._log_shares[number]

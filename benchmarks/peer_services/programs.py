@@ -20,8 +20,6 @@ from benchmarks.peer_services.running import NotStarted, Service
 from benchmarks.shared.places import BENCHMARKS, ROOT
 from gmmvit_deploy.serving.ports import free_ports
 
-__all__ = ["PEERS", "Answer", "Program", "our_programs", "peer_program"]
-
 PEERS = {"fastapi": "FastAPI", "litserve": "LitServe", "bentoml": "BentoML", "ray": "Ray Serve", "mosec": "mosec"}
 """Name of a file in this folder, without ``_service.py`` → the peer's name."""
 MAX_BATCH = 16
@@ -37,8 +35,8 @@ Answer = dict[int, float]
 class Program:
     """A way to ask a service.
 
-    addresses: ``image`` → where image files are posted to; ``tensor`` → where pixels are posted to, if they are taken.
-    read: reads an answer from its headers and its body.
+    addresses: ``image`` and, if pixels are taken, ``tensor`` → address.  read: reads an answer from its headers and
+    body.
     """
 
     name: str
@@ -66,13 +64,7 @@ def peer_program(
     image: Mapping[str, Any],
     probe: bytes,
 ) -> Program:
-    """Start a peer's service, and wait until it answers.
-
-    peer: a key of `PEERS`.  name: the name of the program.  python: the Python that has the peer's packages.
-    graph: the straight export.  workers, threads: its processes that compute, and the threads of each.
-    image: the preprocessing.  probe: an image file.
-    Errors: NotStarted.
-    """
+    """Start the service of a key of `PEERS` with its own Python, and wait until it answers.  Errors: NotStarted."""
     (port,) = free_ports({"HTTP": ("127.0.0.1", 0)})
     settings = {"graph": str(graph), "runtime": runtime, "workers": workers, "threads": threads, "port": port}
     settings |= {"batch": MAX_BATCH, "image": image}
@@ -94,10 +86,7 @@ def peer_program(
 
 
 def our_programs(bundle: Path, folder: Path, stack: ExitStack, *, label: str) -> list[Program]:
-    """Start ``gmmvit serve BUNDLE``; return its ways of being asked.
-
-    label: stands in the names of the programs, and of the log in ``folder``.
-    """
+    """Start ``gmmvit serve BUNDLE``; return its ways of being asked.  label: stands in their names."""
     service, where = _serve(bundle, folder / f"{label}.log")
     stack.callback(service.stop)
     port, classify_port = (int(urlsplit(where[name]).port or 0) for name in ("http", "classify"))

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["NotStarted", "Service"]
-
 _POLL_S = 0.1
 _EXIT_S = 20
 
@@ -23,11 +21,7 @@ class NotStarted(Exception):  # noqa: N818 - a reason that is listed
 
 
 class Service:
-    """A service.  Inside ``with Service(…) as service:`` its command runs; whether it answers is for the caller to ask.
-
-    command: the command line.  environment: variables besides those of this process.
-    log: the file for its output.  folder: its working folder.
-    """
+    """A service, which runs inside ``with Service(…)``; whether it answers is for the caller to ask."""
 
     def __init__(
         self, command: Sequence[str], *, log: Path, folder: Path, environment: Mapping[str, str] | None = None
@@ -53,10 +47,7 @@ class Service:
         self.stop()
 
     def wait_until(self, ready: Callable[[], object], seconds: float) -> None:
-        """Wait until ``ready()`` is true; errors of connections count as not ready.
-
-        Errors: NotStarted, with the last line of the log, when the service ends or is not ready in time.
-        """
+        """Wait until ``ready()`` is true; errors of connections count as not ready.  Errors: NotStarted."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self._process.poll() is not None:
@@ -107,7 +98,6 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def _tree(root: int) -> list[int]:
-    """Return a process and those that it started, the oldest first."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

@@ -1,8 +1,7 @@
 """Run a worker process for a checkout of the project: export and run programs at the requests of the parent process.
 
-`benchmarks.shared.checkouts` starts this script with the checkout at the front of PYTHONPATH. A request is a line of
-JSON on stdin, and the answer is a line of JSON on stdout. Every name is imported from the checkout. `_PLACES` lists the
-modules that may define a name, because checkouts of different ages have different modules.
+`benchmarks.shared.checkouts` starts this script with the checkout at the front of PYTHONPATH. Requests and answers are
+lines of JSON. `_PLACES` lists the modules that may define a name, because checkouts differ in age.
 """
 
 from __future__ import annotations
@@ -101,9 +100,8 @@ class Worker:
         return {"settings": {name: str(value) for name, value in self._runner.settings.items()}}
 
     def run(self, batch: int, seed: int, repeats: int, untimed_s: float) -> dict[str, Any]:
-        """Run the program for at least ``untimed_s`` seconds without timing, and then ``repeats`` times with timing.
-
-        ms: the mean time of the timed runs.  logits: the logits of the last run.
+        """Run the program untimed for ``untimed_s`` seconds, then ``repeats`` times; return the mean ms and the last
+        logits.
         """
         images = self._images(batch, seed)
         until = time.perf_counter() + untimed_s

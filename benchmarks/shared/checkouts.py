@@ -11,8 +11,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Checkout", "commit_of", "opened_checkout"]
-
 _WORKER = Path(__file__).with_name("checkout_worker.py")
 
 
@@ -25,10 +23,7 @@ class Checkout:
         self._name = name
 
     def ask(self, what: str, **fields: Any) -> dict[str, Any]:
-        """Call a method of `checkout_worker.Worker` and return its answer.
-
-        Errors: SystemExit with the worker's error.
-        """
+        """Call a method of `checkout_worker.Worker`; return its answer.  Errors: SystemExit with the worker's."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):  # the code below reports how the worker ended
@@ -45,11 +40,7 @@ class Checkout:
 
 @contextmanager
 def opened_checkout(path: Path, name: str) -> Iterator[Checkout]:
-    """Start a worker that imports ``gmmvit_deploy`` from the checkout at ``path``, and end it.
-
-    name: the name of the checkout in error messages.
-    Errors: SystemExit when ``path`` is not a checkout, or when the worker imports the package from another place.
-    """
+    """Start a worker that imports ``gmmvit_deploy`` from the checkout at ``path``, and end it.  Errors: SystemExit."""
     root = path.resolve()
     if not (root / "gmmvit_deploy" / "__init__.py").is_file():
         raise SystemExit(f"{name}: expected a checkout with the folder gmmvit_deploy/, got {path}")
@@ -67,10 +58,7 @@ def opened_checkout(path: Path, name: str) -> Iterator[Checkout]:
 
 
 def commit_of(path: Path) -> str:
-    """Return the commit of a checkout, or "unknown" without git.
-
-    The commit has the suffix ``+`` if files of the checkout differ from the commit.
-    """
+    """Return the commit of a checkout, with ``+`` if its files differ from the commit; "unknown" without git."""
     try:
         command = ["git", "-C", str(path), "describe", "--always", "--abbrev=12", "--dirty=+"]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -1,8 +1,6 @@
 """Load our programs in OpenVINO with our kernels, and straight programs in OpenVINO.
 
-If our kernels are not available, the script ends with the reason. If our kernels are available but compute no part of a
-graph, `runner_of` returns the name of the runner without kernels. A program without our kernels is therefore never
-timed under the name of a runner with kernels.
+A program without our kernels is never timed under the name of a runner with kernels (`runner_of`).
 """
 
 from __future__ import annotations
@@ -21,15 +19,6 @@ from gmmvit_deploy.runtimes.programs.cores import cpu_features
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
 from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 
-__all__ = [
-    "HAS_BF16",
-    "RUNNERS",
-    "cpu_program",
-    "required_kernels",
-    "runner_of",
-    "straight_openvino",
-]
-
 HAS_BF16 = "avx512_bf16" in cpu_features()
 
 RUNNERS: dict[str, Precision] = {"openvino+kernels": "fp32"}
@@ -39,22 +28,15 @@ if HAS_BF16:
 
 
 def cpu_program(path: Path, runner: str, precision: Precision) -> Program:
-    """Load a graph in OpenVINO.  Each call loads a new copy, whose weights have another place in memory.
-
-    runner: the name of the runner, with or without a precision behind it, such as ``openvino+kernels:bf16``; with
-    ``+kernels`` in the name, the program has our kernels.
-    Errors: as `required_kernels`.
-    """
+    """Load a new copy of a graph in OpenVINO, with our kernels if ``runner`` has ``+kernels``."""
     ours = required_kernels(path, precision) if "+kernels" in runner else None
     return OpenVinoProgram(str(path), hint=SPECS[precision].openvino, kernels=ours).run
 
 
 def runner_of(path: Path, runner: str, precision: Precision) -> tuple[str, str]:
-    """Return (name of the runner that a user of this graph runs, reason why this runner has no kernels).
+    """Return (the runner that a user of this graph runs, why it has no kernels).
 
-    The name is that of ``runner``, and the reason is empty, if our kernels compute a part of the graph. Otherwise the
-    name is that of the same runner without ``+kernels``.
-    Errors: SystemExit with the reason when our kernels are not available on this machine.
+    The name loses ``+kernels`` if our kernels compute no part of the graph.  Errors: SystemExit without our kernels.
     """
     library, why = openvino_library()
     if library is None:
@@ -64,10 +46,7 @@ def runner_of(path: Path, runner: str, precision: Precision) -> tuple[str, str]:
 
 
 def straight_openvino(path: Path, precision: Precision) -> Program:
-    """Load a graph in OpenVINO as users do: the whole batch at once, compiled for each batch size, without our kernels.
-
-    Errors: RuntimeError when OpenVINO cannot read or compile the graph.
-    """
+    """Load a graph in OpenVINO as users do: the whole batch at once, compiled for each size, without our kernels."""
     openvino = require("openvino", package="openvino", extra="openvino")
     core = openvino.Core()
     compiled: dict[int, Any] = {}
@@ -87,10 +66,7 @@ def straight_openvino(path: Path, precision: Precision) -> Program:
 
 
 def required_kernels(path: Path, precision: Precision) -> Kernels:
-    """Return our kernels for a graph in OpenVINO.
-
-    Errors: SystemExit with the reason when our kernels are not available.
-    """
+    """Return our kernels for a graph in OpenVINO.  Errors: SystemExit when they are not available."""
     kernels, why = kernels_for_graph(path, precision)
     if kernels is None:
         raise SystemExit(f"{path.name} in openvino+kernels:{precision} cannot be measured: {why}")

@@ -17,7 +17,6 @@ import onnx
 import torch
 from torch import nn
 
-from benchmarks.shared.places import FAMILIES
 from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.systems import SYSTEMS, system_pair
 from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
@@ -31,16 +30,11 @@ from gmmvit_deploy.models.specs import MaskSpec, input_shape
 from gmmvit_deploy.precision import Precision, Role
 from gmmvit_deploy.runtimes.runners.runner import Device
 
-__all__ = ["FAMILIES", "as_released", "compiled", "eager", "graphs_of", "pair"]
-
 _CALIBRATION_BATCHES = 4
 
 
 def pair(family: str) -> dict[str, Model]:
-    """Return ``trained`` → a model with random weights, and ``plain`` → the plain model with the same weights.
-
-    The model of a paper's family has GMM masks, and the plain model has no masks. For a system, see `system_pair`.
-    """
+    """Return ``trained`` → a model with random weights, and ``plain`` → the model with the same weights and no mask."""
     if family in SYSTEMS:
         return system_pair(family)
     torch.manual_seed(0)
@@ -136,11 +130,7 @@ def as_released(model: Model) -> Model:
 def eager(
     model: nn.Module, device: Device = "cpu", precision: Precision = "fp32"
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a program that runs the model in eager PyTorch.
-
-    On a GPU, the program copies the images to the GPU and the logits from the GPU, and does not use TF32.
-    precision: bf16 and fp16 compute in this type wherever PyTorch's autocast chooses it.
-    """
+    """Return a program that runs the model in eager PyTorch, on a GPU without TF32; bf16 and fp16 are autocast's."""
     place = "cuda" if device == "gpu" else "cpu"
     model = model.to(place)
     narrow = torch.float16 if precision == "fp16" else torch.bfloat16
@@ -159,10 +149,9 @@ def eager(
 def compiled(
     model: nn.Module, image_shape: tuple[int, ...], device: Device = "cpu", precision: Precision = "fp32"
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a program that runs the model with torch.compile; on the CPU, compiled separately for each batch size.
+    """Return a program that runs the model with torch.compile, on the CPU compiled for each batch size.
 
-    image_shape: (channels, height, width); a single image is computed at once, so that an error of the compiler is
-    raised here.  device, precision: as in `eager`.
+    It computes one image at once, so that an error of the compiler is raised here.
     """
     run = eager(torch.compile(model, dynamic=device == "gpu"), device, precision)
     run(np.zeros((1, *image_shape), np.float32))
@@ -170,11 +159,10 @@ def compiled(
 
 
 def graphs_of(family: str, names: Iterable[str], *, max_batch: int) -> dict[str, onnx.ModelProto]:
-    """Return graphs of the models of `pair`.  Other callers get the same graphs, so do not change them.
+    """Return graphs of the models of `pair`, which callers share and must not change.
 
-    names: straight (the trained module, exported without folding), trained and plain (our exports in float32),
-    trained_fp16 and plain_fp16 (our exports in fp16), trained_bf16, int8 and fp8 (the quantised graphs of the trained
-    module for GPUs), int8_cpu (the int8 graph for CPUs).
+    names: straight (exported without folding), trained and plain, each also with _fp16 or _bf16; int8 and fp8 (for
+    GPUs), int8_cpu.
     """
     return {name: _graph(family, name, max_batch) for name in names}
 

@@ -3,8 +3,8 @@
     y_k = a + b · t_k + e_k     y_k: the mean of block k of the samples, t_k: its mean time; least squares
     growth = b · T              T: the time from the first to the last sample
 
-The interval of the growth is that of b with 95 % confidence (Student's t, blocks − 2 degrees of freedom). Means of
-blocks, because samples that follow each other closely are not independent.
+The interval is that of b with 95 % confidence (Student's t, blocks − 2 degrees of freedom); neighbouring samples are
+not independent, means of blocks nearly are.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from scipy import stats
 
 from tests.serving.processes import kinds_of
 
-__all__ = ["Growth", "Sampler", "fitted", "grown"]
-
 BLOCKS = 12
 MEBIBYTE = 2**20
 MEMORY_LIMIT, MEMORY_SHARE = 8.0, 0.05
@@ -32,10 +30,7 @@ DESCRIPTOR_LIMIT = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """The growth of a quantity during the measured time, and the ends of its interval.
-
-    mean: of all samples.  samples: their number.  limit: the growth that is allowed.
-    """
+    """The growth of a quantity during the measured time, with its interval.  mean: of all ``samples``."""
 
     mean: float
     growth: float
@@ -47,11 +42,9 @@ class Growth:
 
 @dataclass
 class Sampler:
-    """Samples the processes below a process, in a thread of its own.  Inside ``with Sampler(pid) as sampler:`` it runs.
+    """Samples the processes below ``pid`` in a thread of its own, while the context is active.
 
-    pid: the first process of the service.  interval_s: the time between two samples.
-    Results: ``times`` in seconds; ``memory`` in MiB and ``descriptors``, each kind of process → a value for each time.
-    ``processes``: kind → process IDs of all samples, so two IDs of a kind with a single process show a restart.
+    Results: ``times`` in seconds; ``memory`` in MiB and ``descriptors`` by kind; ``processes``: kind → all process IDs.
     """
 
     pid: int
@@ -151,10 +144,6 @@ _COUNTED = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 
 
 def _own_bytes(pid: int) -> int:
-    """Return the proportional set size without mapped files: pages that n processes share count 1/n.
-
-    Pages of programs and libraries are left out. They cannot leak, and their share changes when another process that
-    maps the same libraries starts or ends.
-    """
+    """Return the proportional set size without mapped files, whose share changes when another process maps them."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_COUNTED))

@@ -1,8 +1,4 @@
-"""Time several programs in a single process: in every round, each program runs once.
-
-If the machine slows down, all programs of a round slow down alike. Ratios of times are therefore computed within
-rounds: `measure.statistics.ratio` computes such a ratio and its interval.
-"""
+"""Time several programs in a single process: in every round, each program runs once, so all slow down alike."""
 
 from __future__ import annotations
 
@@ -16,8 +12,6 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.measure.turns import seconds_of_turn
 
-__all__ = ["Program", "Timed", "time_rounds", "turns"]
-
 Program = Callable[[NDArray[Any]], NDArray[Any]]
 """Images (B, channels, height, width) → logits (B, classes)."""
 
@@ -28,8 +22,7 @@ _WARM_UP_ROUNDS = 3  # rounds without timing, which fill caches and start thread
 class Timed:
     """The measurements of `time_rounds`.
 
-    ms: name of the program → the time of a run in each round, in milliseconds.
-    logits: name of the program → the logits of the last round.  images: the inputs of the last round.
+    ms: name → the time of each round.  logits, images: of the last round.
     """
 
     ms: dict[str, NDArray[Any]]
@@ -40,10 +33,9 @@ class Timed:
 def turns(
     names: Sequence[str], rounds: int, generator: np.random.Generator, *, warm_ups: int = 0
 ) -> Iterator[tuple[str, bool]]:
-    """Yield (name, timed) for each turn: every name once in each round, in a new random order in every round.
+    """Yield (name, timed): every name once in each round, in a random order, and `` plain`` beside its twin.
 
-    A name and the same name with the suffix `` plain`` follow each other.
-    timed: False for the turns of warm-up rounds.  warm_ups: the number of warm-up rounds, which come first.
+    timed: False in the warm-up rounds, which come first.
     """
     for number in range(warm_ups + rounds):
         groups: dict[str, list[str]] = {}
@@ -61,11 +53,10 @@ def time_rounds(
     *,
     image_shape: tuple[int, int, int],
 ) -> Timed:
-    """Run every program in every round.  All programs of a round run on the same random images.
+    """Run every program in every round, all on the same random images.
 
-    programs: name → program, or name → several copies of a program. Copies differ by up to 2 % in speed, because their
-    weights lie at different addresses in memory. Each turn therefore runs a randomly chosen copy.
-    image_shape: (channels, height, width), as `specs.input_shape` returns it.
+    programs: name → copies; each turn runs a random copy, because the place of the weights changes the speed by up to 2
+    %.
     """
     generator = np.random.default_rng(batch)
     times: dict[str, list[float]] = {name: [] for name in programs}

@@ -4,7 +4,7 @@
     classify       an encoded image to POST /classify, as curl sends it
     no-key, no-key-grpc, wrong-path, too-large    requests that the gateway refuses
 
-The logits of ``png`` and the labels of ``classify`` are compared with PyTorch's logits of the bundle's golden images.
+The answers of ``png`` and ``classify`` are compared with PyTorch's logits of the bundle's golden images.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.runtimes.programs.access import Access
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier
 
-__all__ = ["EXPECTED", "MixedLoad"]
-
 EXPECTED = {
     "png": "OK",
     "classify": "200",
@@ -42,10 +40,8 @@ _INFER = "/v2/models/gmmvit_network/infer"
 
 @dataclass
 class MixedLoad:
-    """A client of each kind.  Inside ``with MixedLoad(…) as load:`` the clients send requests.
+    """A client of each kind, which sends requests while the context is active.
 
-    where: the addresses ``http`` and ``grpc`` of the service, without TLS.  key: the key of the clients.
-    bundle: the served bundle.  max_body_bytes: the limit of the service.  pause_s: between two requests of a client.
     Results: ``sent`` counts requests by kind; ``unexpected`` holds a text for each answer that was not right.
     """
 

@@ -18,19 +18,6 @@ import numpy as np
 
 from tests.serving import stand_in
 
-__all__ = [
-    "KEY",
-    "Outcome",
-    "Send",
-    "closed_loop",
-    "grpc_sender",
-    "http_request",
-    "http_sender",
-    "message",
-    "open_loop",
-    "summary",
-]
-
 KEY = "key-of-the-benchmark-0123456789"
 
 
@@ -50,10 +37,7 @@ Send = Callable[[float], Awaitable[str]]
 
 
 async def open_loop(send: Send, due: Sequence[float], *, deadline_s: float) -> list[Outcome]:
-    """Send a request at each of the times ``due``, in seconds, and return the outcomes in the same order.
-
-    The deadline counts from the time at which the request was due, so a slow client is not kinder than a fast client.
-    """
+    """Send a request at each of the times ``due``, in seconds, from which its deadline counts; return the outcomes."""
     start = time.perf_counter()
 
     async def ask(due_s: float) -> Outcome:
@@ -127,7 +111,6 @@ class http_sender:  # noqa: N801 - used as a function, like grpc_sender
     """Sends an inference over HTTP/1.1 on kept connections, of which it opens more when all are in use."""
 
     def __init__(self, host: str, port: int, head: bytes, body: bytes) -> None:
-        """head: the lines of the request and its headers, with the empty line at the end."""
         self._place, self._request = (host, port), head + body
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 

@@ -11,15 +11,9 @@ from typing import Any
 
 from benchmarks.shared.places import RESULTS, result_of
 
-__all__ = ["parsed", "script_parser"]
-
 
 def script_parser(description: str | None, script: str, *, suffix: str = ".json") -> argparse.ArgumentParser:
-    """Return the parser of a script, with ``--output``.
-
-    description: the docstring of the script.  script: its path.
-    suffix: as for `result_of`; "" for a folder of results.
-    """
+    """Return the parser of a script, with ``--output``.  suffix: as for `result_of`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = "the result" if suffix else "folder for the results"
     parser.add_argument("--output", type=Path, default=result_of(script, suffix=suffix), help=what)
@@ -29,10 +23,8 @@ def script_parser(description: str | None, script: str, *, suffix: str = ".json"
 def parsed(parser: argparse.ArgumentParser, *, check: str = "run once", **smallest: Any) -> argparse.Namespace:
     """Add ``--check``, and parse the command line.
 
-    check: what the script does with ``--check``, for the help.
-    smallest: name of an argument → its value with ``--check``, if none of these arguments is given.
-
-    With ``--check``, a path below benchmarks/results becomes a path in a folder that is removed at the end.
+    smallest: argument → its value with ``--check``, unless one of them is given. With ``--check``, a path below
+    benchmarks/results becomes a path in a folder that is removed at the end.
     """
     sizes = ", with the smallest sizes unless a size is given" if smallest else ""
     parser.add_argument("--check", action="store_true", help=f"{check}{sizes}; write no result")

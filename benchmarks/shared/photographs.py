@@ -9,18 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageFilter
 
-__all__ = ["crops_of", "shifted"]
-
 Pixels = NDArray[np.uint8]
 """(N, height, width, 3)."""
 
 
 def shifted(images: Pixels) -> Pixels:
-    """Return the images as another camera would have taken them; each image has one of six shifts.
-
-    The shifts are a blur, another contrast, noise, another balance of colours, the magnified centre, and JPEG of low
-    quality.  The same images give the same result.
-    """
+    """Return the images as another camera takes them: blur, contrast, noise, colours, JPEG; always the same."""
     random = np.random.default_rng(3)
     result = []
     for pixels in images:
@@ -62,10 +56,7 @@ _SHIFTS = (_blurred, _contrast, _noisy, _colours, _magnified, _compressed)
 
 
 def crops_of(folder: Path, side: int, count: int) -> Pixels:
-    """Return ``count`` square crops of each photograph in a folder, resized to ``side`` pixels.
-
-    A crop has 30 to 100 % of the photograph's shorter side.  The same photographs give the same result.
-    """
+    """Return ``count`` square crops of each photograph, resized to ``side`` pixels; always the same."""
     random = np.random.default_rng(4)
     result = []
     for path in sorted(folder.iterdir()):

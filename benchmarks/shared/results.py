@@ -11,8 +11,6 @@ from benchmarks.shared.places import RESULTS
 from benchmarks.shared.systems import MEASURED
 from gmmvit_deploy.measure.statistics import Ratio
 
-__all__ = ["best_straight_of", "by_family", "by_run", "card_lines", "cross_of", "interval", "result", "row_of", "table"]
-
 
 def result(script: str) -> dict[str, Any]:
     """Read the result of a script such as ``served``."""
@@ -41,10 +39,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def interval(ratio: Ratio | Mapping[str, float], digits: int = 2) -> str:
-    """Format a ratio: the median and the interval, such as ``1.01 (1.00–1.02)``.
-
-    ratio: as measured, or as a result has it.
-    """
+    """Format a ratio such as ``1.01 (1.00–1.02)``: the median and the interval."""
     values = asdict(ratio) if isinstance(ratio, Ratio) else ratio
     return f"{values['median']:.{digits}f} ({values['low']:.{digits}f}–{values['high']:.{digits}f})"
 
@@ -61,10 +56,7 @@ def best_straight_of(rows: Mapping[str, Any]) -> dict[str, str]:
 
 
 def cross_of(measured: Mapping[str, Any], batch: str) -> str:
-    """Return `` †`` if the run card of a result is INVALID for a reason that concerns this batch, else "".
-
-    A reason such as ``unstable: 64, eager, …`` concerns a single batch; a reason without a batch concerns every batch.
-    """
+    """Return `` †`` if a result is INVALID for a reason that names this batch or no batch, else ""."""
     card = measured.get("card", {})
     if card.get("verdict", "VALID") == "VALID":
         return ""

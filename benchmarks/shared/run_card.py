@@ -1,8 +1,7 @@
 """Write the results of a script in ``benchmarks/`` with a run card: the machine, versions, settings and a verdict.
 
-The verdict is INVALID, with every reason, if the machine was busy before or after the run, if the machine's clock rate
-changed, if the interval of a ratio is too wide, or if a program was faster than its roofline. Each problem that a
-script lists under ``problems`` makes the verdict INVALID, too, also if the results are not times.
+The verdict is INVALID, with every reason, if the machine was busy or changed its clock rate, if the interval of a ratio
+is too wide, if a program was faster than its roofline, and for each sentence of ``problems``, also without times.
 """
 
 from __future__ import annotations
@@ -17,23 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.bench.machine import describe_machine, machine_state
-from gmmvit_deploy.bench.report import MOST_SPREAD, machine_reasons
+from gmmvit_deploy.bench.report import MAX_SPREAD, machine_reasons
 from gmmvit_deploy.bundle.artifacts import tool_versions
 from gmmvit_deploy.measure.statistics import Ratio
-
-__all__ = ["unsteady", "written"]
 
 
 @contextmanager
 def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -> Iterator[dict[str, Any]]:
-    """Yield a dictionary for the results, and write the dictionary with its run card at the end.
+    """Yield a dictionary for the results, and write it with its run card at the end; after an error, nothing is
+    written.
 
-    After an error, nothing is written.
-    output: the file to write.  script: the name of the script.  settings: the settings of the run.
-    timed: True if the results are times. A busy machine or a wide interval makes the run INVALID only if ``timed`` is
-    True.
-    ``problems`` in the dictionary, if given, is a list of sentences: what the measured program did not keep.
-    A `Ratio` in the dictionary is written as three values: the median and the ends of the interval.
+    timed: True if the results are times, for which a busy machine and a wide interval make the run INVALID. Each
+    sentence of ``problems`` in the dictionary does so too.
     """
     started = time.time()
     load, before = os.getloadavg()[0], machine_state()
@@ -51,8 +45,8 @@ def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -
         **describe_machine(),
         "load_before": load,
         "load_after": os.getloadavg()[0],
-        "before": before.to_json(),
-        "after": after.to_json(),
+        "before": asdict(before),
+        "after": asdict(after),
         "seconds": round(time.time() - started, 1),
     }
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -61,17 +55,15 @@ def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -
 
 
 def unsteady(results: Any, place: str = "") -> list[str]:
-    """Return a reason for every `Ratio` with a wide interval, and for every share of a roofline above 1.
+    """Return a reason for every `Ratio` wider than `MAX_SPREAD`, and for every share of a roofline above 1.
 
-    An interval is wide if it spans more than `MOST_SPREAD` of the ratio. A wide interval or a share above 1 shows that
-    the speed of the machine changed during the measurement. Nested dictionaries are searched.
-    place: the keys that lead to ``results``, separated by commas.
+    Both show that the speed of the machine changed. Nested dictionaries are searched; place: the keys above.
     """
     if isinstance(results, Ratio):
         width = (results.high - results.low) / results.median
-        if not width > MOST_SPREAD:
+        if not width > MAX_SPREAD:
             return []
-        return [f"unstable: {place}: the interval spans {width:.0%} of the ratio, expected at most {MOST_SPREAD:.0%}"]
+        return [f"unstable: {place}: the interval spans {width:.0%} of the ratio, expected at most {MAX_SPREAD:.0%}"]
     if not isinstance(results, dict):
         return []
     share = results.get("share_of_roofline", 0.0)

@@ -30,8 +30,6 @@ from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.runners.runner import Device
 from gmmvit_deploy.tolerances import Limit, limit_from_noise
 
-__all__ = ["BATCHES", "Family", "check_logits", "checked", "main"]
-
 BATCHES = (1, 64)
 _ROUNDS = {1: 2, 64: 1}  # batch → factor for the rounds; single images take less time and vary more
 
@@ -39,15 +37,11 @@ _ROUNDS = {1: 2, 64: 1}  # batch → factor for the rounds; single images take l
 class Family:
     """The programs of a family or system, and the limits for their logits.
 
-    models: ``trained`` and, if the system has a plain twin, ``plain`` → (the model, the model in float64).
-    graphs: the requested graphs of `graphs_of`, without the graphs of a missing twin.
-    programs: name → copies of the program.  precision: name → precision of the program.
-    straight: the names of the programs that users without this project run. Their wrong logits do not stop a script.
-    missing: name of a program that this machine cannot run → the reason.
-    without_kernels: name of a runner → the reason why our kernels compute no part of its graph.
-    image_shape: (channels, height, width).
-    only: the names of the programs to measure in addition to eager PyTorch; None measures every program.
-    nncf: the Python of an environment with NNCF; None without NNCF.
+    models: ``trained`` and, if there is one, the twin ``plain`` → (the model, the model in float64).
+    programs: name → copies.  missing: name → why this machine cannot run it.
+    straight: the programs of users without this project, whose wrong logits do not stop a script.
+    without_kernels: runner → why our kernels compute no part of its graph.
+    only: the programs to measure besides eager PyTorch; None measures all.  nncf: the Python that has NNCF, or None.
     """
 
     def __init__(
@@ -84,27 +78,17 @@ class Family:
         return self.only is None or name in self.only
 
     def add(self, name: str, copies: Sequence[Program], precision: str) -> None:
-        """Add a program.
-
-        name: the name of the program, with the suffix `` plain`` if the program runs the plain model.
-        copies: copies of the program, as for `time_rounds`.  precision: the precision of the program.
-        """
+        """Add copies of a program; a name that ends with `` plain`` runs the plain model."""
         self.programs[name] = copies
         self.precision[name] = precision
 
     def add_straight(self, name: str, load: Callable[[], Program], precision: str) -> None:
-        """Add a program that users without this project run, or record why this machine cannot run the program.
-
-        load: a function that loads the program.
-        """
+        """Add a program that users without this project run, or record why this machine cannot run it."""
         if self._loaded(name, load, precision, (GmmvitError, RuntimeError)):
             self.straight.add(name)
 
     def add_if_here(self, name: str, load: Callable[[], Program], precision: str) -> None:
-        """Add a program of ours, or record what is not installed on this machine.
-
-        load: a function that loads the program.
-        """
+        """Add a program of ours, or record what is not installed on this machine."""
         self._loaded(name, load, precision, (MissingDependencyError, RunnerUnavailableError))
 
     def _loaded(
@@ -121,11 +105,7 @@ class Family:
         return True
 
     def runnable(self, batch: int) -> dict[str, Sequence[Program]]:
-        """Return the programs that run a batch of this size, and record why a straight program does not run it.
-
-        Every program runs once, so a program that compiles for each batch size is compiled for this batch size.
-        Errors: the error of the program, if the program is not straight.
-        """
+        """Run every program once at this size, and return those that can; only a straight one may fail."""
         images = np.zeros((batch, *self.image_shape), np.float32)
         programs: dict[str, Sequence[Program]] = {}
         for name, copies in self.programs.items():
@@ -176,11 +156,7 @@ class Family:
 
 
 def checked(family: Family, logits: dict[str, np.ndarray], images: np.ndarray) -> dict[str, dict[str, float]]:
-    """Return name of a program → the distance of the program's logits from PyTorch's float64 logits, and the limit.
-
-    The distance is the largest of the last timed run and of a run of every copy.
-    Errors: SystemExit when a distance exceeds the limit, unless the program is straight.
-    """
+    """Return name → the largest distance from PyTorch's float64 logits, and the limit.  Errors: SystemExit."""
     distances = {}
     for name, answers in logits.items():
         truth, limit = family.limits(name, images)
@@ -196,10 +172,7 @@ def checked(family: Family, logits: dict[str, np.ndarray], images: np.ndarray) -
 def best_straight(
     family: Family, times: dict[str, np.ndarray], precision: str, checks: dict[str, dict[str, float]]
 ) -> str | None:
-    """Return the straight program in this precision with the smallest median time, among those with right logits.
-
-    checks: the results of `checked`.  Returns None if no straight program in this precision has right logits.
-    """
+    """Return the fastest straight program in this precision with right logits, or None."""
     right = [
         name
         for name in times
@@ -213,11 +186,7 @@ def best_straight(
 def rows_of(
     family: Family, timed: Timed, batch: int, lines: dict[str, Roofline], checks: dict[str, dict[str, float]]
 ) -> dict[str, Any]:
-    """Return name of a program → the row of the results.
-
-    checks: the results of `checked`, which the rows contain.
-    times_faster_than_best_straight: the time of `best_straight` in the same precision / the time of this program.
-    """
+    """Return name of a program → the row of the results."""
     work = work_of_graph(family.graphs["trained"], batch)
     times = timed.ms
     rows: dict[str, Any] = {}
@@ -244,10 +213,7 @@ def rows_of(
 
 
 def check_logits(family: Family, batch: int) -> None:
-    """Compare the logits of every program with the limits, as `measured` does, and print the distances.
-
-    Nothing is timed and nothing is written.
-    """
+    """Compare the logits of every program with the limits, and print the distances; time and write nothing."""
     programs = family.runnable(batch)
     images = np.random.default_rng(batch).standard_normal((batch, *family.image_shape), dtype=np.float32)
     logits = {program: copies[-1](images) for program, copies in programs.items()}
@@ -278,10 +244,7 @@ def print_rows(family: str, batch: int, rows: dict[str, Any]) -> None:
 def measured(
     family: Family, name: str, batches: Sequence[int], rounds: int, device: Device, *, with_roofline: bool = True
 ) -> dict[str, Any]:
-    """Measure a family, and return the results, with a roofline for every precision of the programs.
-
-    with_roofline: False leaves the rooflines out, which take as long as some rounds.
-    """
+    """Measure a family, and return the results; with_roofline: with a roofline for every precision."""
     works = [work_of_graph(family.graphs["trained"], batch) for batch in batches]
     precisions: list[tuple[str, Device]] = [
         (precision, device) for precision in dict.fromkeys(family.precision.values()) if with_roofline
@@ -322,9 +285,7 @@ def main(
 ) -> None:
     """Run the command line of a script.
 
-    script: the path of the script.  description: the description in the help text.
-    graphs: the names of the graphs, as for `graphs_of`.
-    add_programs: a function that adds the script's programs to a family, which already has eager PyTorch.
+    graphs: as for `graphs_of`.  add_programs: adds the script's programs to a family.
     checked_alone: the programs that ``--check`` without other options checks.
     """
     parser = script_parser(description, script, suffix="")

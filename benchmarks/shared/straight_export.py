@@ -9,13 +9,10 @@ from torch import nn
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.export.onnx_from_model import OPSET, quiet_exporter
 
-__all__ = ["straight_graph"]
-
 
 def straight_graph(model: nn.Module, image_shape: tuple[int, ...], max_batch: int) -> onnx.ModelProto:
-    """Export a module as users do without this project: PyTorch's exporter with its optimisation, and nothing else.
-
-    image_shape: (channels, height, width) of the input ``tensor`` (B, channels, height, width), with a dynamic batch B.
+    """Export a module as users do: PyTorch's exporter with its optimisation, and a dynamic batch, of (C, height,
+    width).
     """
     with quiet_exporter():
         program = torch.onnx.export(

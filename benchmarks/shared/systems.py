@@ -9,8 +9,8 @@ A system is an architecture at a fixed size, with random weights and statistics:
     vit_pytorch_small     vit-pytorch's small-data ViT (SPT and LSA)
     …_spt_lsa             the paper's families with shifted patch tokenisation (SPT) and locality self-attention (LSA)
 
-If the attention of a system changes the scores by constants, the system has a plain twin, with the same weights but
-without these constants. The time of the system divided by the time of the twin is the cost of the constants.
+The plain twin of a system has the same weights without the constants on the scores; the ratio of both times is their
+cost.
 """
 
 from __future__ import annotations
@@ -30,21 +30,16 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 
-__all__ = ["MEASURED", "SYSTEMS", "System", "system_model", "system_pair"]
-
 LSA_FAMILIES = tuple(family.name for family in families.FAMILIES if "spt-lsa" in family.variants())
 """The families that have variants with SPT and LSA."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """An architecture at a fixed size.
+    """An architecture at the size of a preset.
 
-    spec: the spec at the size of the preset.
-    preset: the preset of the size, as the rows of the tables name it.
-    shortened: field of the spec → smaller value, for the scripts that measure times, if a run at the size of the preset
-    would take longer than some minutes.
-    plain: the function that makes the plain twin of a model; None if the system has no plain twin.
+    shortened: field → smaller value, where a run would take longer than some minutes.
+    plain: makes the plain twin of a model; None if there is none.
     """
 
     spec: ModelSpec
@@ -109,7 +104,6 @@ def _vit_pytorch(attention: AttentionKind, embedding: EmbeddingKind) -> VitPytor
 
 
 def _without_lsa(model: Model) -> Model:
-    """Return the twin without learned temperatures and without masked diagonal: the scale is the constant d^(−1/2)."""
     changes: dict[str, Any] = {"attention": "plain"} if isinstance(model.spec, VitPytorchSpec) else {"lsa": False}
     twin = model_from_spec(replace(model.spec, **changes)).eval()
     trained = model.state_dict()
@@ -118,7 +112,6 @@ def _without_lsa(model: Model) -> Model:
 
 
 def _without_decay(model: Model) -> Model:
-    """Return the twin whose attentions add no decay to the scores."""
     twin = copy.deepcopy(model)
     for _, scores in attention_scores(twin):
         scores.put("before.decay", None)
@@ -167,10 +160,9 @@ MEASURED = (*FAMILIES, *SYSTEMS)
 
 @torch.no_grad()
 def system_model(spec: ModelSpec) -> Model:
-    """Return a model with random weights, in which no parameter and no statistic has equal entries.
+    """Return a model in which no parameter or statistic has equal entries, as in a trained network.
 
-    Before training, BatchNorms, biases and temperatures have equal entries. Folding can then leave out parts of the
-    network that a trained network has, such as an offset that is 0.
+    Otherwise folding could leave out parts, such as an offset that is 0.
     """
     torch.manual_seed(0)
     model = model_from_spec(spec).eval()

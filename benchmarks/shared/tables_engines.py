@@ -6,8 +6,6 @@ from typing import Any
 
 from gmmvit_deploy.precision import PRECISIONS
 
-__all__ = ["engines_table", "every_engine", "head_dims_table", "systems_table"]
-
 
 def engines_table(results: dict[str, Any]) -> str:
     """Return a table with a row for each family and mask: fused attentions, kernels by precision, cost of the mask."""
@@ -30,10 +28,7 @@ def engines_table(results: dict[str, Any]) -> str:
 
 
 def systems_table(systems: dict[str, dict[str, Any]]) -> str:
-    """Return a table with a row for each system: fused attentions and the reasons, kernels by precision, cost of masks.
-
-    A cell is empty if the engine was not built.
-    """
+    """Return a row for each system: fused attentions and reasons, kernels by precision, cost of masks."""
     precisions = [p for p in PRECISIONS if any(p in result["precisions"] for result in systems.values())]
     kernels = " | ".join(f"kernels, {precision}" for precision in precisions)
     lines = [
@@ -57,10 +52,7 @@ def systems_table(systems: dict[str, dict[str, Any]]) -> str:
 
 
 def every_engine(results: dict[str, Any], systems: dict[str, dict[str, Any]]) -> str:
-    """Return the page of engines, which has a row for each engine.
-
-    results: the result of the families.  systems: name → result of a system.
-    """
+    """Return the page of engines, a row for each.  results: of the families.  systems: name → result."""
     card = results["card"]
     lines = [
         "# What is in the engines",

@@ -7,8 +7,6 @@ from typing import Any
 from benchmarks.shared.places import FAMILIES
 from benchmarks.shared.results import best_straight_of, cross_of, interval, table
 
-__all__ = ["gains_table", "headline_table"]
-
 OURS = {"fp32": "openvino+kernels", "bf16": "openvino+kernels:bf16", "int8": "openvino+kernels:int8"}
 THEIRS = {"fp32": "plain export, fp32", "bf16": "plain export, bf16", "int8": "NNCF, int8"}
 PLAIN, FLOAT32, NNCF, OUR_INT8 = (
@@ -21,11 +19,10 @@ PLAIN, FLOAT32, NNCF, OUR_INT8 = (
 
 
 def headline_table(results: dict[str, Any]) -> str:
-    """Return the README's table, with a row for each trained network of the paper's families, for a single image.
+    """Return the README's table: a row for each trained network of the paper's families, for a single image.
 
-    The columns are the time of the plain export in OpenVINO, and of each other program the speed-up over it; of int8
-    also the part of the judged images whose class is that of float32. All programs run in OpenVINO.
-    results: name of the network → result of int8_real.py; a name that ends with ``.speed`` holds the times.
+    Columns: the time of the plain export in OpenVINO, the speed-up of the others, and what int8 keeps. results: name →
+    result of int8_real.py; ``NAME.speed`` holds the times.
     """
     lines = []
     for family in FAMILIES:
@@ -54,10 +51,6 @@ def _head() -> list[str]:
 
 
 def _cells(rows: dict[str, Any]) -> list[str]:
-    """Return the times of the best plain export (``straight`` in results) and of ours, and their ratio by precision.
-
-    Without a plain export in a precision, as in int8 without NNCF, its cells are empty.
-    """
     best, cells = best_straight_of(rows), []
     for precision, name in OURS.items():
         if precision in best:

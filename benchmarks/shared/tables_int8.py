@@ -8,18 +8,13 @@ from typing import Any
 from benchmarks.shared.results import card_lines, cross_of, interval, table
 from gmmvit_deploy.reports.plotting import figure_and_axes, line_style, svg
 
-__all__ = ["int8_page", "int8_plot"]
-
 SETS = ("judged", "shifted", "aside")
 _BATCHES = ("1", "16")
 _PLOTTED = "judged"
 
 
 def int8_page(runs: Mapping[str, dict[str, Any]]) -> str:
-    """Return the page: for each network the tables, the plot, what is missing and the run cards.
-
-    runs: name of the result file → result; a file ``NAME.speed`` holds the times of the network in file ``NAME``.
-    """
+    """Return the page: tables, plot, what is missing and run cards of each network.  runs: file → result."""
     lines = [
         "# int8 on real weights",
         "",
@@ -46,7 +41,6 @@ def int8_page(runs: Mapping[str, dict[str, Any]]) -> str:
 
 
 def _tables(run: dict[str, Any], speed: dict[str, Any]) -> str:
-    """Return a table of the answers with a row for each program and set, and a table of the times."""
     answers = [
         (
             name,

@@ -7,7 +7,6 @@ from typing import Any
 
 from benchmarks.shared.places import FAMILIES, RESULTS
 from benchmarks.shared.results import best_straight_of, by_family, by_run, cross_of, interval, result, row_of, table
-from benchmarks.shared.tables_costs import masked_attention_table
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.tables_gains import gains_table, headline_table
 from benchmarks.shared.tables_serving import (
@@ -27,8 +26,6 @@ from benchmarks.shared.tables_serving import (
 )
 from benchmarks.shared.timm_architectures import ARCHITECTURES
 from benchmarks.timm_sweep import NETWORKS
-
-__all__ = ["SHOWN", "documented_tables", "page_tables"]
 
 SHOWN = {
     "fastest_gpu": ("fastest_gpu", "mask_free_gpu"),
@@ -63,10 +60,7 @@ NO_RATIOS = "No result has these ratios yet."
 
 
 def documented_tables() -> dict[str, str]:
-    """Return name of a marker in the documentation → the table at this marker.
-
-    The tables of the speed on CPUs have the paper's families only.
-    """
+    """Return name of a marker in the documentation → the table at this marker."""
     fastest, costs = by_family("fastest_cpu"), by_family("mask_cost")
     of_paper, costs_of_paper = _of_paper(fastest), _of_paper(costs)
     return {
@@ -87,7 +81,6 @@ def _of_paper(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def _if_measured(name: str, make: Callable[[dict[str, Any]], str]) -> str:
-    """Return the table of a result, or a sentence if there is no result yet."""
     if not (RESULTS / f"{name}.json").exists():
         return "No result has these times yet."
     return make(result(name))
@@ -135,10 +128,8 @@ def page_tables() -> dict[str, str]:
 
 
 def timm_table(runs: dict[str, dict[str, Any]]) -> str:
-    """Return a table with a row for each measured architecture of timm.
-
-    runs: name of the result file → result; a file ``NAME.speed`` holds the times of the architecture in file ``NAME``.
-    A cross marks a speed whose run card is INVALID.
+    """Return a row for each measured architecture; a cross marks a speed whose run card is INVALID.  runs: file →
+    result.
     """
     rows: list[Sequence[str]] = []
     speeds = {result["model"]: result for result in runs.values() if "batches" in result}
@@ -222,7 +213,6 @@ def before_after_table(runs: dict[str, dict[str, Any]]) -> str:
 
 
 def _where() -> dict[str, Any]:
-    """Return the result of the paper's families, with the families of each system's result."""
     joined = result("where_time_goes")
     for measured in by_family("where_time_goes").values():
         joined["families"] |= measured["families"]
@@ -234,11 +224,7 @@ NO_MISTAKE_HERE = "the closed-form Gaussian mask in place of the stored base's"
 
 
 def limits_table(results: dict[str, Any]) -> str:
-    """Return a table with a row for each family.
-
-    The columns are the distances of correct runners in units of the float32 noise, and the mistake with the smallest
-    effect, with this effect divided by the limit.
-    """
+    """Return for each family the distances of correct runners, in float32 noise, and the smallest mistake."""
     lines = []
     models = results["models"]
     for family in dict.fromkeys(name.partition("_")[0] for name in models):
@@ -276,11 +262,7 @@ GPU_RUNNERS = ("compile", "tensorrt", "tensorrt:fp16", "tensorrt:int8")
 
 
 def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS) -> str:
-    """Return a table with a row for each model and batch: the speed-up of each runner relative to eager PyTorch.
-
-    The columns of the programs in `STRAIGHT_RUNNERS` exist only if a result has such a program. A cross marks rows for
-    which the run card is INVALID.
-    """
+    """Return the speed-up of each runner over eager PyTorch, a row for each model and batch; a cross marks INVALID."""
     every = {name for by_batch in results.values() for rows in _batches(by_batch).values() for name in rows}
     runners = (*(name for name in STRAIGHT_RUNNERS if name in every and name not in runners), *runners)
     lines = []
@@ -292,7 +274,6 @@ def fastest_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNER
 
 
 def _batches(by_batch: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return batch → name of a program → row, without the other entries of a result."""
     return {batch: by_batch[batch] for batch in ("1", "64") if batch in by_batch}
 
 
@@ -306,12 +287,8 @@ def _speed_up(rows: dict[str, Any], name: str) -> str:
 
 
 def best_straight_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:-1]) -> str:
-    """Return a table with a row for each model and batch; empty if no result has a ratio to a straight program.
-
-    The columns are the size of a system, the best program of users without this project in each precision, the time of
-    this program divided by the time of each of our programs, and the straight programs that are not compared, because
-    their logits are wrong or because they do not run. The shares of the roofline of both programs follow each ratio.
-    runners: our programs.  int8 is in `gains_table`, beside NNCF's.
+    """Return the best program of users without this project in each precision, its time / that of each of ours, the
+    shares of the roofline, and the straight programs that are wrong or do not run; a row for each model and batch.
     """
     lines = []
     for model, by_batch in results.items():
@@ -352,12 +329,9 @@ def _over_best(rows: dict[str, Any], name: str) -> str:
 
 
 def mask_free_table(results: dict[str, Any], costs: dict[str, Any], runners: tuple[str, ...] = CPU_RUNNERS[1:]) -> str:
-    """Return a table with a row for each model and batch.  A cell without a result is empty.
+    """Return the time with a mask / of the plain model, and the share of the roofline, for each model and batch.
 
-    The columns are the time with a mask / time of the plain model, and the share of the roofline, for each runner.
-    If the cores were far apart in some rounds, the share of the roofline in the other rounds follows in brackets.
-    results: name → result with the shares of the roofline.  costs: name → result with the cost of the mask.
-    runners: the runners; those in int8 were not measured with the plain model.
+    If the cores were far apart in some rounds, the share in the other rounds follows in brackets.
     """
     masked, shares = [name for name in runners if not name.endswith(":int8")], runners
     lines = []
@@ -381,11 +355,7 @@ def _share(row: dict[str, Any]) -> str:
 
 
 def served_table(results: dict[str, Any]) -> str:
-    """Return a table with a row for each runner.
-
-    The columns are the images a second in process, the server's share of this throughput, and the highest arrival rate
-    of single images within the bound.
-    """
+    """Return for each runner the images a second in process, the server's share, and the highest rate."""
     lines = []
     for name, row in results["runtimes"].items():
         shares = [interval(row["share_of_in_process"][protocol]) for protocol in ("grpc", "http")]
@@ -399,11 +369,7 @@ def served_table(results: dict[str, Any]) -> str:
 
 
 def where_table(results: dict[str, Any]) -> str:
-    """Return a table with a row for each family, runner and chunk size.
-
-    The columns are the time, the share of each kind of operator, the share of the best rate that the linear maps reach,
-    the cost of the mask, and for a single image the time on all cores.
-    """
+    """Return for each family, runner and chunk size the time, the share of each operator, and the mask cost."""
     lines = []
     for family, of_family in results["families"].items():
         for program, measured in of_family["programs"].items():
@@ -444,3 +410,13 @@ def policy_table() -> str:
         if role != "shape":  # indices and sizes have integer types
             roles.setdefault(tuple(element_type(role, p) for p in PRECISIONS), []).append(f"`{role}`")
     return table(("roles", *PRECISIONS), [(", ".join(names), *kinds) for kinds, names in roles.items()])
+
+
+def masked_attention_table(attentions: dict[str, Any]) -> str:
+    """Return the time of each program / the time of ``plain``, a row for each shape and data type."""
+    programs = [name for name in next(iter(attentions.values())) if name != "plain"]
+    rows = [
+        (name, f"{row['plain']['ms']:.3f}", *(interval(row[program]["over_plain"]) for program in programs))
+        for name, row in attentions.items()
+    ]
+    return table(("shape, data type", "plain, ms", *programs), rows)

@@ -7,33 +7,12 @@ from typing import Any
 
 from benchmarks.shared.results import interval, table
 
-__all__ = [
-    "bulk_table",
-    "classify_cost_table",
-    "every_input",
-    "gateway_cost_table",
-    "hostile_memory",
-    "hostile_summary",
-    "hostile_table",
-    "large_images_table",
-    "one_image_parts_table",
-    "one_image_table",
-    "overload_table",
-    "peers_table",
-    "rollout_table",
-    "soak_table",
-]
-
 _ANSWERS = ("refused", "answered", "failed", "closed", "crash", "hang")
 _PLACES = {"direct": "Triton directly", "gateway": "through the gateway"}
 
 
 def hostile_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a table with a row for each kind of input, and below it the inputs with a wrong outcome.
-
-    runs: target → result: ``commands``, ``gateway``, ``direct`` (Triton and the front) or ``unprotected`` (the same,
-    with the usual stack).
-    """
+    """Return a row for each kind of input, and below it the inputs with a wrong outcome.  runs: target → result."""
     rows = [
         (target, kind, *(str(counts.get(answer, 0)) for answer in _ANSWERS))
         for target, run in runs.items()
@@ -121,7 +100,6 @@ def _cell(text: str) -> str:
 
 
 def _memory(memory: Mapping[str, Any]) -> str:
-    """Return the memory before the first and after each round, by process."""
     if "before_mb" not in memory:
         return "."
     restarts = f", {memory['restarts']} restarts" if "restarts" in memory else ""
@@ -279,10 +257,7 @@ def bulk_table(result: Mapping[str, Any]) -> str:
 
 
 def peers_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return for each network a table with a row for each program, and a table of every service that was tried.
-
-    runs: name of the network → result.
-    """
+    """Return for each network a table with a row for each program, and one of every service that was tried."""
     parts = []
     for name, run in runs.items():
         counts = list(run["closed"])

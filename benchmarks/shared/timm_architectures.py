@@ -15,18 +15,15 @@ from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT
 from gmmvit_deploy.models.sources.hints import LoadHints
 from tests.uneven_attention import perturbed
 
-__all__ = ["ARCHITECTURES", "CLASSES", "Architecture", "network_of"]
-
 CLASSES = 10
 _STEM = ((24, 2), (48, 2), (96, 2), (192, 2))  # (channels, stride) of the convolutions of 3×3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """An architecture.
+    """An architecture of timm.
 
-    size: the side of the images in pixels.  args: arguments of ``timm.create_model`` besides the number of classes.
-    gain: factor of the weights in `perturbed`, for networks whose convolutions would otherwise weaken the attention.
+    gain: factor of the weights in `perturbed`, for networks whose convolutions would weaken the attention.
     """
 
     size: int

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -26,9 +27,6 @@ from gmmvit_cli.panels import INPUT, OUTPUT, Panel
 from gmmvit_cli.progress import progress
 from gmmvit_cli.runners import PrecisionOfRunners, Urls, opened_runners, runner_option
 from gmmvit_deploy.errors import InputError
-
-if TYPE_CHECKING:
-    from gmmvit_deploy.bench.compare import Comparison
 
 EXAMPLE = """gmmvit bench bundle --data digits --report bench.html
 gmmvit bench bundle --runner eager,openvino --synthetic --output a.json
@@ -107,11 +105,11 @@ def bench(
         from gmmvit_deploy.bench.run import BenchOptions, bench
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.files.writing import new_file
-        from gmmvit_deploy.parity.inputs import open_images_of
+        from gmmvit_deploy.images.data.open import open_data
 
         options = BenchOptions(
             plan=Plan(batches=_batches(batch), rounds=rounds, seconds=seconds),
-            data=open_images_of(data) if data else None,
+            data=open_data(data) if data else None,
             samples=samples,
             bound_ms=bound_ms,
             roofline=roofline,
@@ -223,17 +221,11 @@ def _compare(first: Path, second: Path, *, bundle: Path | None, as_json: bool) -
             f"--compare compares two result files and measures no bundle, got the bundle {bundle}",
             hint="type gmmvit bench --compare A.json B.json",
         )
-    comparison = compare(open_result(first), open_result(second))
+    rows, differing = compare(open_result(first), open_result(second))
     if as_json:
-        from dataclasses import asdict
-
-        print_json({"rows": [asdict(row) for row in comparison.rows], "differing": comparison.differing})
+        print_json({"rows": [asdict(row) for row in rows], "differing": differing})
         return
-    _print_comparison(comparison)
-
-
-def _print_comparison(comparison: Comparison) -> None:
-    rows = [
+    cells = [
         (
             row.runner,
             row.scenario,
@@ -243,9 +235,9 @@ def _print_comparison(comparison: Comparison) -> None:
             f"{row.change:.3f} ({row.low:.3f}–{row.high:.3f})",
             ("slower" if row.change > 1 else "faster") if row.certain else "not clearly different",
         )
-        for row in comparison.rows
+        for row in rows
     ]
-    print_table(("runner", "scenario", "batch", "A ms", "B ms", "B / A", "B is"), rows)
-    for name, (a, b) in comparison.differing.items():
+    print_table(("runner", "scenario", "batch", "A ms", "B ms", "B / A", "B is"), cells)
+    for name, (a, b) in differing.items():
         typer.echo(f"differs: {name}: {a} in A, {b} in B")
     typer.echo("A and B were measured at different times: the change includes any change of the machine")

@@ -26,8 +26,6 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtimes.runners.names import IN_PROCESS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from gmmvit_deploy.bulk.run import BulkResult
     from gmmvit_deploy.images.data.files import LeftOut
     from gmmvit_deploy.images.labels import LabelSet
@@ -143,8 +141,12 @@ def classify(
                 f"--from, --to and --bundle go together; {option} is missing",
                 hint="type gmmvit classify --bundle BUNDLE --from SOURCE --to FOLDER",
             )
-        unfit = {"IMAGE": images, "--url": url, "--key-file": key_file, "--ca": ca}
-        _require_none(unfit | {"--features": features, "--force": force})
+        without: dict[str, object] = {"IMAGE": images, "--url": url, "--key-file": key_file, "--ca": ca}
+        without |= {"--features": features, "--force": force}
+        if unfit := [option for option, value in without.items() if value]:
+            raise InputError(
+                f"{unfit[0]} does not go with --from", hint=f"leave {unfit[0]} out, or name the images without --from"
+            )
         with progress("classify") as on_progress:
             from gmmvit_deploy.bulk.run import classify_source, part_from
 
@@ -217,7 +219,6 @@ def classify(
 
 
 def _print(answers: list[Classification], label_set: LabelSet) -> None:
-    """Print the classes of each image; of a multi-label network, the classes that reach their threshold."""
     names = label_set.names
     for answer in answers:
         shown = [
@@ -230,7 +231,6 @@ def _print(answers: list[Classification], label_set: LabelSet) -> None:
 
 
 def _require_answers(answers: list[Classification]) -> None:
-    """Print the error of each file that was not classified, and exit with status 1 if there is one."""
     failed = [answer for answer in answers if answer.error]
     for answer in failed:
         print_error(f"Error: {answer.path}: {answer.error}")
@@ -239,14 +239,6 @@ def _require_answers(answers: list[Classification]) -> None:
             f"hint: {len(failed)} of {len(answers)} files were not classified; repair these files, or leave them out"
         )
         raise typer.Exit(1)
-
-
-def _require_none(options: Mapping[str, object]) -> None:
-    """Refuse options that do not go with ``--from``.  options: option → its value.  Errors: InputError."""
-    if unfit := [option for option, value in options.items() if value]:
-        raise InputError(
-            f"{unfit[0]} does not go with --from", hint=f"leave {unfit[0]} out, or name the images without --from"
-        )
 
 
 def _print_bulk(result: BulkResult, folder: str, *, accept_broken: bool, as_json: bool) -> None:
@@ -280,10 +272,7 @@ def _print_bulk(result: BulkResult, folder: str, *, accept_broken: bool, as_json
 
 
 def _files_of(arguments: list[str], left_out: LeftOut) -> tuple[list[Path], dict[str, str]]:
-    """Return the files that the arguments name, and the arguments that name no file, each with the reason.
-
-    Errors: InputError when no argument names a file.
-    """
+    """Return the files that the arguments name, and argument → why it names none.  Errors: InputError if all do."""
     from gmmvit_deploy.images.data.files import image_files
 
     files: list[Path] = []
@@ -304,7 +293,6 @@ def _files_of(arguments: list[str], left_out: LeftOut) -> tuple[list[Path], dict
 def _require_fitting(
     bundle: Path | None, url: str | None, features: Path | None, runner: str | None, *, force: bool
 ) -> None:
-    """Refuse options that do not fit together, before any work.  Errors: InputError, OutputError."""
     if bundle is not None and url is not None:
         raise InputError(
             "--bundle (classify locally) and --url (ask a server) exclude each other",

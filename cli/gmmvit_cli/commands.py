@@ -128,7 +128,6 @@ def _common_options(
 
 
 def _command(name: str) -> Any:
-    """Import the command ``name`` and add the options of every command."""
     module = _module_of(name)
     function = getattr(module, name)
     command = _single(function, help=f"{SUMMARIES[name]}\n\n{inspect.getdoc(function)}")

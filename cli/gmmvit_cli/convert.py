@@ -125,7 +125,6 @@ def _row(name: str, record: VariantRecord) -> tuple[str, str, str, str]:
 
 
 def _calibration_words(record: VariantRecord) -> str:
-    """Return the images and, in int8, what the chosen recipe gave on those of them that judged it."""
     calibration = record.calibration
     if calibration is None:
         return "nothing; activations are quantised while running" if record.dynamic else ""
@@ -176,7 +175,6 @@ def print_gate(graphs: Mapping[str, VariantRecord | None]) -> None:
 
 
 def _gate_row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells of a row of the curve: projections by form, decisions kept, dB, top-1, time, and the gate."""
     kept = ""
     if "kept" in row:
         low, high = row["kept_interval"]

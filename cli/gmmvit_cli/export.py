@@ -275,6 +275,5 @@ def _proven(bundle: Bundle) -> list[tuple[str, str]]:
 
 
 def _not_proven(bundle: Bundle) -> list[str]:
-    """Return the runners that were not available at export, each with the reason."""
     skipped = bundle.manifest.export_skipped
     return [reason if name in reason else f"{name}: {reason}" for name, reason in skipped.items()]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gmmvit_cli.models import Architecture, Head, ImageSize, ModelArgs, Preset, ResizeTo, Settings, permit_class
-from gmmvit_cli.options import AsJson, require_output_file, typed
+from gmmvit_cli.options import AsJson, require_output_file, require_report, typed
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, Panel, listed
 from gmmvit_cli.progress import progress
@@ -71,8 +71,8 @@ def inspect(
     ),
     report: Path | None = OUTPUT.option(
         "FILE",
-        "Draw masks, steps and embeddings, with --image also labels and attention, to an HTML page (.html); or only "
-        "the masks, or the attention, to a picture (.png).",
+        "Draw masks, steps and embeddings, with --image also labels and attention, to an HTML page (.html); or, "
+        "without --image, only the masks to a picture (.png).",
     ),
     force: bool = OUTPUT.flag("--force/--no-force", "Replace the report if it exists."),
     as_json: AsJson = False,
@@ -146,10 +146,6 @@ def inspect(
 
 
 def _describe_preset(hints: LoadHints, classes: int | None, mask: MaskSpec, *, spt: bool, lsa: bool) -> dict[str, Any]:
-    """Describe the model of a preset as `describe_checkpoint` does.
-
-    Errors: InputError for an option that states what a checkpoint does not show, because a preset states it.
-    """
     if hints.resize_to is not None or hints.interpolation is not None:
         raise InputError(
             "--resize-to and --set interpolation resize the model of a checkpoint, and no checkpoint is given",
@@ -196,7 +192,6 @@ def _print(described: dict[str, Any]) -> None:
 
 
 def _inspect_bundle(path: Path, report: Path | None, *, as_json: bool) -> None:
-    """Print the graphs of the bundle at ``path``, and how its int8 graphs were chosen."""
     if report is not None:
         raise InputError(
             "--report draws a checkpoint, or with --image the attention of a bundle", hint="add --image FILE"
@@ -229,7 +224,6 @@ def _inspect_bundle(path: Path, report: Path | None, *, as_json: bool) -> None:
 
 
 def _rows_of(bundle: Bundle, file: str, graph: VariantRecord) -> list[tuple[str, str]]:
-    """Return what the record of a graph says, and what is wrong with the graph's file."""
     from gmmvit_deploy.bundle.variants import FOR_CPUS, open_variant
     from gmmvit_deploy.runtimes.runners.speed import speed_in_words
 
@@ -250,7 +244,6 @@ def _rows_of(bundle: Bundle, file: str, graph: VariantRecord) -> list[tuple[str,
 
 
 def _print_tried(file: str, calibration: Mapping[str, Any]) -> None:
-    """Print the recipes that were tried for an int8 graph, best first."""
     tried = sorted(calibration.get("tried", ()), key=lambda recipe: -recipe["db"])
     if not tried:
         return
@@ -272,7 +265,7 @@ def _print_tried(file: str, calibration: Mapping[str, Any]) -> None:
 def _inspect_attention(
     path: Path | None, image: Path, model: str | None, report: Path | None, *, force: bool, as_json: bool
 ) -> None:
-    """Compute and print the attention of the bundle at ``path`` for an image, and write the report."""
+    require_report(report, force=force, plots=False)
     if path is None:
         raise InputError("--image draws the attention of a bundle", hint=f"type gmmvit inspect BUNDLE --image {image}")
     with progress("inspect") as on_progress:
@@ -283,18 +276,16 @@ def _inspect_attention(
         permit_class(bundle, model)
 
         # Imports PyTorch: a bundle that is missing is refused without it.
+        from gmmvit_deploy.reports.pages import written_page
         from gmmvit_deploy.reports.pictures.attention_of_image import attention_of_bundle
-        from gmmvit_deploy.reports.pictures.attention_report import write_attention_report
-        from gmmvit_deploy.reports.pictures.mask_report import require_report_suffix
+        from gmmvit_deploy.reports.pictures.attention_report import attention_page
 
-        if report is not None:
-            require_report_suffix(report)
         on_progress(Progress("compute the attention"))
         trained, pixels, attention = attention_of_bundle(bundle, image)
         if report is not None:
             on_progress(Progress("draw the report"))
-            names = {"bundle": path.name, "image": image.name}
-            write_attention_report(trained, pixels, attention, report, **names, force=force)
+            page = attention_page(trained, pixels, attention, bundle=path.name, image=image.name)
+            written_page(page, report, force=force)
     described = {"bundle": str(path), "sha256": bundle.sha256, "image": str(image), **attention.to_json()}
     if as_json:
         print_json(described if report is None else {**described, "report": str(report)})

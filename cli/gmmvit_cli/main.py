@@ -25,8 +25,6 @@ from gmmvit_cli.output import print_error
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.runtimes.programs.cores import limit_libraries
 
-__all__ = ["app", "main"]
-
 DEBUG_VARIABLE = "GMMVIT_DEBUG"
 _START = """Start here:
   gmmvit demo                                train, export, check and serve a small model

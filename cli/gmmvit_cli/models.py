@@ -19,7 +19,6 @@ _CLASS = "Class that the bundle was exported with, in a Python file of yours; th
 
 
 def _complete_settings(incomplete: str) -> list[str]:
-    """Return the shell completion of NAME=VALUE."""
     name, is_whole, value = incomplete.partition("=")
     if not is_whole:
         return [f"{each}=" for each in SETTINGS if each.startswith(name)]
@@ -122,10 +121,7 @@ Settings = Annotated[
 
 
 def permit_class(bundle: Bundle, model: str | None) -> None:
-    """Allow this process to run the file of the bundle's class, if ``--model`` names the file.
-
-    Errors: InputError when the file, the class or the bundle do not fit.
-    """
+    """Allow this process to run the file of the bundle's class, if ``--model`` names it.  Errors: InputError."""
     if model is not None:
         from gmmvit_deploy.checkpoints.own_class import permit_class_of
 

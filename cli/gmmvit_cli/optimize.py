@@ -66,10 +66,10 @@ def optimize(
     collect_garbage_rarely()
     with progress("optimize") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
-        from gmmvit_deploy.parity.inputs import open_images_of
+        from gmmvit_deploy.images.data.open import open_data
         from gmmvit_deploy.runtimes.programs.image_batches import require_images, require_source
 
-        images = open_images_of(data)
+        images = open_data(data)
         if calibration is not None:
             require_source(calibration)
         opened = open_bundle(bundle)

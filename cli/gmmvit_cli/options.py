@@ -12,7 +12,7 @@ import typer
 from gmmvit_cli.panels import GENERAL, INPUT, MODEL, OUTPUT, PRECISION, TARGET, Panel, completion, listed
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.files import KINDS, SPLITS
-from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_from
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 URL_VARIABLE = "GMMVIT_URL"
 """The address of the server, for the commands that send requests to it."""
 DEFAULT_NAME = "gmmvit"
-"""Of the model on a server."""
+"""The name of the model on a server."""
 complete_data = completion([f"{kind}:" if kind != "digits" else kind for kind in KINDS])
 _SPLITS = " or ".join(f"#{split}" for split in SPLITS)
 _OF_GRAPHS = (*ON_CPUS, *ON_GPUS)
@@ -41,15 +41,6 @@ def checked_runner(names: Sequence[str]) -> Callable[[str], str]:
         return text
 
     return parse
-
-
-def _require_file(param: typer.CallbackParam, path: Path | None) -> Path | None:
-    if path is not None and not path.is_file():
-        raise InputError(
-            f"{param.opts[-1]} {path}: no such file",
-            hint=f"type {param.opts[-1]} and a file that exists, or set or unset {param.envvar}",
-        )
-    return path
 
 
 AsJson = Annotated[bool, GENERAL.flag("--json", "Print JSON on stdout.", default=...)]
@@ -121,12 +112,11 @@ EngineFolder = Annotated[
 ]
 KeyFile = Annotated[
     Path | None,
-    typer.Option(
-        "--key-file",
-        metavar="FILE",
-        help="File with the key for the server's gateway, alone on a line.",
-        rich_help_panel=TARGET.title,
-        callback=_require_file,
+    TARGET.option(
+        "FILE",
+        "File with the key for the server's gateway, alone on a line.",
+        default=...,
+        must_exist=True,
         envvar="GMMVIT_KEY_FILE",
         show_envvar=False,
         show_default="the variable GMMVIT_KEY_FILE",
@@ -134,12 +124,11 @@ KeyFile = Annotated[
 ]
 Ca = Annotated[
     Path | None,
-    typer.Option(
-        "--ca",
-        metavar="FILE",
-        help="PEM file of the certificate authority to trust for grpcs:// and https://.",
-        rich_help_panel=TARGET.title,
-        callback=_require_file,
+    TARGET.option(
+        "FILE",
+        "PEM file of the certificate authority to trust for grpcs:// and https://.",
+        default=...,
+        must_exist=True,
         envvar="GMMVIT_CA",
         show_envvar=False,
         show_default="the variable GMMVIT_CA, else the public authorities",
@@ -209,7 +198,7 @@ def normalisation_from(name: str | None, mean: str | None, std: str | None) -> N
                 "--dataset excludes --mean and --std, because the data set determines both",
                 hint=f"type --dataset {name} without --mean and --std, or --mean and --std without --dataset",
             )
-        data = dataset(name)
+        data = DATASETS[name]
         return Normalisation(data.mean, data.std, data.labels)
     if (mean is None) != (std is None):
         raise InputError(
@@ -231,10 +220,7 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
 
 
 def labels_from(text: str) -> tuple[str, ...]:
-    """Read labels from a file, or from text: one label, or commas between labels (`names_from_text`).
-
-    Errors: InputError when the file cannot be read, or the labels have another form.
-    """
+    """Read labels from a file, or from text: one label, or commas between them.  Errors: InputError."""
     from gmmvit_deploy.images.names import names_from_text, text_from_bytes
 
     path = Path(text)
@@ -252,9 +238,8 @@ def labels_from(text: str) -> tuple[str, ...]:
 
 
 def thresholds_from(text: str) -> Thresholds:
-    """Read thresholds from a number, a file with a number on each line, or a .json file: a list, or label → number.
-
-    Errors: InputError when the file cannot be read, or holds something else.
+    """Read thresholds: a number, a file with one on each line, or a .json list or label → number.  Errors:
+    InputError.
     """
     from gmmvit_deploy.images.names import text_from_bytes
 
@@ -281,11 +266,7 @@ def thresholds_from(text: str) -> Thresholds:
 
 
 def require_calibration(precisions: Sequence[Precision], calibration: str | None) -> None:
-    """Refuse ``--calibration`` that cannot work, before anything is read.
-
-    Errors: InputError when fp8 lacks calibration images, when no precision uses calibration images, or when the
-    data cannot be opened.
-    """
+    """Refuse ``--calibration`` that cannot work for these precisions, before anything is read.  Errors: InputError."""
     from gmmvit_deploy.precision import QUANTIZED
     from gmmvit_deploy.runtimes.programs.image_batches import require_source
 

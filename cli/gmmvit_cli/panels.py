@@ -62,8 +62,9 @@ class Panel:
                     f"{option}: expected {listed(names)}, got {value!r}", hint=f"for example, type {option} {names[0]}"
                 )
             if must_exist and value is not None and not Path(value).exists():
+                unset = f", or set or unset {param.envvar}" if param.envvar else ""
                 raise InputError(
-                    f"{option} {value}: no such file or folder", hint=f"type {option} and a path that exists"
+                    f"{option} {value}: no such file or folder", hint=f"type {option} and a path that exists{unset}"
                 )
             return value
 

@@ -115,9 +115,9 @@ def parity(
     collect_garbage_rarely()
     with progress("parity") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
-        from gmmvit_deploy.parity.inputs import open_images_of
+        from gmmvit_deploy.images.data.open import open_data
 
-        images = open_images_of(data) if data else None
+        images = open_data(data) if data else None
         opened = open_bundle(bundle)
 
         # Imports PyTorch: a bundle that is missing is refused without it.

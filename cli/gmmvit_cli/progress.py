@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Task
 
-__all__ = ["LINE_MARK", "Lines", "progress"]
-
 LINE_MARK = "·"
 """First character of every progress line, so that a reader of stderr can tell it from an error."""
 _QUIET_S = 1.0  # work that ends sooner prints no line
@@ -80,7 +78,6 @@ def _bar(work: str, console: Console, clock: Callable[[], float] = time.monotoni
 
 @contextmanager
 def _beating(lines: Lines) -> Iterator[Lines]:
-    """Call `Lines.beat` from a thread of its own while the block runs."""
     ended = threading.Event()
 
     def beat() -> None:

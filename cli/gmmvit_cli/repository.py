@@ -93,9 +93,9 @@ def repository(
     from gmmvit_deploy.serving.repository import repository_from_bundle
 
     named = runner_on(accelerator, backend, runner)
-    usual: Backend = "onnxruntime" if named is not None and named.name in ON_GPUS else "python"
+    default: Backend = "onnxruntime" if named is not None and named.name in ON_GPUS else "python"
     options = RepositoryOptions(
-        backend=backend or usual,
+        backend=backend or default,
         runner=named,
         name=name,
         max_queue_delay_us=max_queue_delay_us,

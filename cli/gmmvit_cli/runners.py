@@ -80,13 +80,11 @@ def opened_runners(
     timed: bool = False,
     takes_other_bundle: bool = False,
 ) -> Iterator[tuple[list[Runner], list[str]]]:
-    """Open the runners with these names, or else ``first``, the usual runners and the one that ``gmmvit optimize``
-    chose on this kind of machine, and close them at the end.
+    """Open the runners with these names, or else ``first``, the default runners and the one that ``gmmvit optimize``
+    chose on this kind of machine.  Yields (runners, why each other was left out).
 
     timed: True to take what ``gmmvit export`` found the fastest, where ``gmmvit optimize`` did not run, and to print
-    why a faster runner is not taken.
-    takes_other_bundle: as in `open_runners`.  Yields (runners, a reason for each runner that was left out).
-    Errors: those of `permit_class`, `default_runners` and `open_runners`.
+    why a faster runner is not taken.  takes_other_bundle: as in `open_runners`.
     """
     permit_class(bundle, model)
     from gmmvit_deploy.runtimes.runners.chosen import choose_runner
@@ -94,13 +92,13 @@ def opened_runners(
 
     skipped: list[str] = []
     if names is None:
-        usual, skipped = default_runners(bundle, precision)
+        defaults, skipped = default_runners(bundle, precision)
         chosen = choose_runner(bundle)
         for words in chosen.notes if timed else ():  # parity's check of the choice has them
             note(words)
         own = str(chosen.runner)
         taken = precision == "fp32" and (chosen.judged or (timed and chosen.measured))
-        names = [*first, *usual, *([own] if taken and own not in usual else [])]
+        names = [*first, *defaults, *([own] if taken and own not in defaults else [])]
     with open_runners(
         names,
         bundle,

@@ -12,7 +12,7 @@ from gmmvit_cli.panels import INPUT, Panel, completion, listed, output_option
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.names import runner_from
-from gmmvit_deploy.serving.names import RUNTIMES
+from gmmvit_deploy.serving.names import RUNTIMES, TUNING_FILE
 
 EXAMPLE = """gmmvit tune bundle --bound-ms 20
 gmmvit tune bundle --bound-ms 20 --runner onnxruntime,openvino+kernels:bf16"""
@@ -22,7 +22,6 @@ _Protocol = Literal["grpc", "http"]
 
 
 def _runners(text: str) -> tuple[RunnerName, ...]:
-    """Read a text such as ``openvino:bf16,onnxruntime``.  Errors: InputError."""
     return tuple(runner_from(part, RUNTIMES) for part in text.split(","))
 
 
@@ -54,7 +53,7 @@ def tune(
     """
     require_output(out, force=force)
     with progress("tune") as on_progress:
-        from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, settings_table
+        from gmmvit_deploy.bench.tune import TuneOptions, settings_table
         from gmmvit_deploy.bench.tune import tune as tuned
         from gmmvit_deploy.bundle.artifacts import open_bundle
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from gmmvit_deploy.reports.plotting import bar_style, figure_and_axes, line_style, svg
 
-__all__ = ["latency_plot", "load_plot", "roofline_plot", "throughput_plot", "waterfall_plot"]
-
 Cells = Sequence[Mapping[str, Any]]
 
 
@@ -113,9 +111,5 @@ _PARTS = ("in this process", "queue", "input", "infer", "output", "decoding", "u
 
 
 def _part(name: str) -> str:
-    """Return the label of a part of a server's time.
-
-    For example, the label of ``gmmvit_network infer`` is ``infer``. The label of every part of the preprocessing model
-    is ``decoding``.
-    """
+    """Return ``infer`` for ``gmmvit_network infer``, and ``decoding`` for every part of the preprocessing model."""
     return "decoding" if "_preprocess " in name else name.rpartition(" ")[2]

@@ -14,8 +14,6 @@ from gmmvit_deploy.precision import SPECS, Precision
 from gmmvit_deploy.runtimes.programs.cores import cores, limit_torch
 from gmmvit_deploy.runtimes.runners.runner import Device
 
-__all__ = ["ProductRate", "Shape", "bandwidth", "libraries", "rate"]
-
 Shape = tuple[int, int, int]
 """The shape (rows, inner, columns) of a product (rows, inner) × (inner, columns)."""
 Program = Callable[[], object]
@@ -34,11 +32,9 @@ class ProductRate:
 
 
 def libraries(precision: Precision, device: Device) -> Mapping[str, Callable[[Shape], Program]]:
-    """Return name of the library → function that makes a program.
+    """Return name of the library → function that makes a program for the shape of a product.
 
-    The function takes the shape of a matrix product and returns a program. A call of the program computes a product of
-    this shape in ``precision`` on ``device``.
-    The function raises an error if the library is missing or does not support the matrix product.
+    The function raises an error if the library is missing, or does not multiply in this precision on this device.
     """
     if device == "gpu":
         return {"torch": _torch(precision, "cuda")}

@@ -1,8 +1,4 @@
-"""Measure several runners in the same rounds.
-
-In each round, every runner gets a turn in each scenario and batch size, and the order of the turns is random. If the
-machine slows down, all runners of a round slow down alike. Ratios are therefore computed within rounds.
-"""
+"""Measure several runners in the same rounds, in a random order: all slow down alike if the machine does."""
 
 from __future__ import annotations
 
@@ -24,24 +20,20 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.runner import Device, Runner
 
-__all__ = ["Cell", "Plan", "measure", "ratios"]
-
 _WARM_UPS = 3
-_LEAST = ENOUGH[0.9]  # minimum number of queries of a `Cell`: as many as a p90 needs
-_MOST_CALLERS = 4
+_MIN_QUERIES = ENOUGH[0.9]  # minimum number of queries of a `Cell`: as many as a p90 needs
+_MAX_CALLERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The measurements to make.
 
-    batches: the batch sizes for latencies.
-    offline: True to measure also the throughput when all samples are available at once.
-    rounds: the number of rounds.  seconds: the approximate time for each `Cell`, summed over all rounds.
+    batches: for latencies; the throughput is measured at the largest.
+    seconds: the approximate time for each `Cell`, over all rounds.
     """
 
     batches: tuple[int, ...] = (1, 8, 64)
-    offline: bool = True
     rounds: int = 10
     seconds: float = 4.0
 
@@ -50,10 +42,7 @@ class Plan:
 class Cell:
     """The measurements of a runner in a scenario of LoadGen (`measure.load`) with a batch size.
 
-    outputs: the check of the runner's answers.
-    rounds: for each round, the latencies of the queries in milliseconds.
-    seconds, samples: for each round, the duration and the number of samples.
-    complaints: LoadGen's errors and warnings.
+    rounds: the latencies of the queries of each round, in ms.  seconds, samples: of each round.
     """
 
     runner: str
@@ -109,12 +98,9 @@ def measure(
     *,
     on_progress: OnProgress = ignore,
 ) -> list[Cell]:
-    """Measure every runner at every batch size of the plan that the runner takes.
+    """Measure every runner at every batch size of the plan that it takes.  inputs: (N, …).
 
-    inputs: the inputs (N, …) from which samples are drawn. Batch sizes above N are left out.
-    expected: the expected logits of the inputs.
-    A runner with wrong answers raises no error, but `OutputCheck.right` of its cells is false.
-    Errors: every error of a runner.
+    Wrong answers raise no error, but `OutputCheck.right` of the cells is false.  Errors: every error of a runner.
     """
     turns = [_Turn(runner, work, expected) for runner in runners for work in _works(runner, inputs, plan)]
     generator = np.random.default_rng(0)
@@ -127,10 +113,7 @@ def measure(
 
 
 def ratios(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Ratio]]:
-    """Return (cell, first, ratio) for every cell that is not the first of its scenario and batch size.
-
-    first: the first cell with the same scenario and batch size.  ratio: the time of ``cell`` / the time of ``first``.
-    """
+    """Return (cell, first, time of cell / time of first) for every cell; first: of the same scenario and batch size."""
     compared = []
     for cell in cells:
         first = next(other for other in cells if (other.scenario, other.batch) == (cell.scenario, cell.batch))
@@ -140,24 +123,21 @@ def ratios(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Ratio]]:
 
 
 def _works(runner: Runner, inputs: NDArray[Any], plan: Plan) -> list[Work]:
-    """Return the work of a runner in each round: a `Work` for each batch size, and a `Work` for Offline if planned."""
     works: list[Work] = []
     for batch in plan.batches:
         if not runner.takes(batch) or batch > len(inputs):
             continue
         took = _warmed_up(runner, inputs[:batch])
-        queries = max(math.ceil(_LEAST / plan.rounds), round(plan.seconds / plan.rounds / took))
+        queries = max(math.ceil(_MIN_QUERIES / plan.rounds), round(plan.seconds / plan.rounds / took))
         scenario: ScenarioName = "SingleStream" if batch == 1 else "MultiStream"
         works.append(
             Work(scenario=scenario, inputs=inputs, queries=queries, batch=batch, in_thread=runner.needs_own_thread)
         )
-    if plan.offline:
-        batch = max((size for size in plan.batches if runner.takes(size) and size <= len(inputs)), default=1)
-        took = _warmed_up(runner, inputs[:batch])
-        callers = min(_MOST_CALLERS, runner.callers)
-        samples = batch * max(2 * callers, round(plan.seconds / plan.rounds / took))
-        works.append(Work(scenario="Offline", inputs=inputs, queries=samples, batch=batch, callers=callers))
-    return works
+    batch = max((size for size in plan.batches if runner.takes(size) and size <= len(inputs)), default=1)
+    took = _warmed_up(runner, inputs[:batch])
+    callers = min(_MAX_CALLERS, runner.callers)
+    samples = batch * max(2 * callers, round(plan.seconds / plan.rounds / took))
+    return [*works, Work(scenario="Offline", inputs=inputs, queries=samples, batch=batch, callers=callers)]
 
 
 def _warmed_up(runner: Runner, batch: NDArray[Any]) -> float:
@@ -171,8 +151,6 @@ def _warmed_up(runner: Runner, batch: NDArray[Any]) -> float:
 
 
 class _Turn:
-    """The measurement of a cell, round by round."""
-
     def __init__(self, runner: Runner, work: Work, expected: Expected) -> None:
         self._runner, self._work, self._answers = runner, work, Answers(expected)
         self._runs: list[tuple[NDArray[Any], float, int]] = []

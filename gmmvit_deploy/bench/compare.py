@@ -12,16 +12,13 @@ from gmmvit_deploy.bench.report import FORMAT
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.measure.statistics import ratio_of_medians
 
-__all__ = ["Comparison", "Row", "compare", "open_result"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The times of a runner in the results A and B, for the same scenario and batch size.
+    """A runner in the results A and B, for the same scenario and batch size.
 
-    a_ms, b_ms: the median times in A and B, in milliseconds.
-    change: the time in B divided by the time in A.
-    low, high: the ends of the change's 95 % interval (`ratio_of_medians`). The change is certain if it excludes 1.
+    change: the time in B / in A; low, high: its 95 % interval (`ratio_of_medians`). The change is certain if it
+    excludes 1.
     """
 
     runner: str
@@ -38,23 +35,8 @@ class Row:
         return not self.low <= 1 <= self.high
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """The comparison of two results.
-
-    differing: name of a version or setting → (value in A, value in B), only for values that differ. A different version
-    or setting may be the cause of a change of speed.
-    """
-
-    rows: tuple[Row, ...]
-    differing: dict[str, tuple[Any, Any]]
-
-
 def open_result(path: Path) -> dict[str, Any]:
-    """Read a result that ``gmmvit bench --output`` wrote.
-
-    Errors: InputError when the file cannot be read, or does not contain a result of ``gmmvit bench``.
-    """
+    """Read a result that ``gmmvit bench --output`` wrote.  Errors: InputError when the file holds something else."""
     hint = "type gmmvit bench BUNDLE --output FILE.json to write a result"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -68,11 +50,10 @@ def open_result(path: Path) -> dict[str, Any]:
     return data  # type: ignore[no-any-return]
 
 
-def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
-    """Compare two results that were measured at different times.
+def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[list[Row], dict[str, tuple[Any, Any]]]:
+    """Compare two results of `open_result` that were measured at different times.
 
-    The interval of a change is computed from the rounds of A and the rounds of B (`Row`).
-    a, b: the results A and B, as `open_result` returns a result.
+    Returns the rows, and version or setting → (value in A, value in B) for each that differs.
     Errors: InputError with every reason why the results cannot be compared.
     """
     if against := _reasons_against(a, b):
@@ -96,7 +77,7 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
         for name in sorted({*first, *second})
         if first.get(name) != second.get(name)
     }
-    return Comparison(rows=tuple(rows), differing=differing)
+    return rows, differing
 
 
 _MUST_AGREE = {

@@ -8,13 +8,11 @@ import platform
 import shutil
 import subprocess
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.runtimes.programs.cores import cores, cpu_features, cpu_name, cpu_quota
-
-__all__ = ["GpuState", "MachineState", "describe_machine", "gpu_names", "machine_state"]
 
 _LOOK_S = 0.5
 _GPU_FORGETS_S = 1.0
@@ -36,11 +34,7 @@ _VARIABLES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """The state of a GPU.
-
-    megahertz: the clock rate of the multiprocessors.  used: the share of the last second in which a GPU kernel ran.
-    celsius: the temperature.
-    """
+    """The state of a GPU.  used: the share of the last second in which a kernel ran."""
 
     megahertz: float
     used: float
@@ -52,12 +46,9 @@ class MachineState:
     """The state of the machine while this process is idle.
 
     load: the load average of the last minute.
-    others: the share of the time of all cores that other programs use.
-    stolen: the share of the time of all cores that the hypervisor takes.
-    spin_ms: the time of a fixed computation on a single core, in the fastest of several runs. This time shows the
-    actual clock rate.
-    megahertz: the clock rate of each core, as reported by the processor; empty if the processor reports no clock rate.
-    gpus: the state of each GPU.
+    others, stolen: the shares of the time of all cores that other programs use, and that the hypervisor takes.
+    spin_ms: the fastest of several runs of a fixed computation on a core, which shows the actual clock rate.
+    megahertz: the clock rate of each core as the processor reports it; empty if it reports none.
     """
 
     load: float
@@ -67,15 +58,9 @@ class MachineState:
     megahertz: tuple[float, ...]
     gpus: tuple[GpuState, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def machine_state() -> MachineState:
-    """Measure the state of the machine for half a second.
-
-    If the machine has a GPU, the function first waits, because a GPU reports the utilisation of the last second.
-    """
+    """Measure the state of the machine for half a second, and wait before for a GPU, which reports the last second."""
     if shutil.which("nvidia-smi") is not None:
         time.sleep(_GPU_FORGETS_S)
     before = _processor_times()
@@ -89,7 +74,9 @@ def machine_state() -> MachineState:
         others=max(0.0, (total - idle - stolen) / total) if before else 0.0,
         stolen=stolen / total,
         spin_ms=_spin(),
-        megahertz=_megahertz(),
+        megahertz=tuple(
+            float(line.partition(":")[2]) for line in _lines(Path("/proc/cpuinfo")) if line.startswith("cpu MHz")
+        ),
         gpus=_gpu_states(),
     )
 
@@ -102,7 +89,7 @@ def describe_machine() -> dict[str, Any]:
         "cores_allowed": cores(),
         "cpu_quota": cpu_quota(),
         "features": cpu_features(),
-        "memory_gib": round(_memory() / 2**30, 1),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.platform(),
         "gpus": gpu_names(),
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
@@ -153,20 +140,8 @@ def _spin() -> float:
     return best * 1e3
 
 
-def _megahertz() -> tuple[float, ...]:
-    return tuple(float(_value(line)) for line in _lines(Path("/proc/cpuinfo")) if line.startswith("cpu MHz"))
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-
-
-def _value(line: str) -> str:
-    return line.partition(":")[2].strip()

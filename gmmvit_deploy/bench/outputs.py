@@ -18,8 +18,6 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.runners.runner import Device
 from gmmvit_deploy.tolerances import Limit, limit_from_noise, limit_from_stored
 
-__all__ = ["Answers", "Expected", "OutputCheck", "stored_inputs"]
-
 _BATCH = 64
 
 
@@ -27,11 +25,8 @@ _BATCH = 64
 class OutputCheck:
     """The check of a runner's answers.
 
-    answers: the number of compared answers; an answer is the logits of a sample.
-    largest: the largest distance of a logit from PyTorch's float64 logit, over all rounds. NaN if any logit is not
-    finite.
-    limit: the largest allowed distance.  derivation: the computation of the limit, in words.
-    sha256: the hash of all answers of all rounds.
+    largest: the largest distance of a logit from PyTorch's float64 logit; NaN if a logit is not finite.
+    limit: the largest allowed distance.  derivation: its computation in words.  sha256: of all answers.
     """
 
     answers: int
@@ -55,8 +50,7 @@ def stored_inputs(bundle: Bundle, count: int) -> tuple[NDArray[Any], NDArray[Any
 class Expected:
     """PyTorch's float64 logits for the inputs of a run, and the limits for a runner's logits (`tolerances`).
 
-    If this process cannot build the model, the inputs must be those of `stored_inputs`, and the logits that PyTorch
-    computed at export are the reference.
+    Without a model, the inputs must be those of `stored_inputs`, whose stored logits are the reference.
     """
 
     def __init__(self, bundle: Bundle, inputs: NDArray[Any]) -> None:
@@ -76,10 +70,7 @@ class Expected:
         self._noise = measure.noise()
 
     def largest(self, indices: NDArray[Any], outputs: NDArray[Any]) -> float:
-        """Return the largest distance of ``outputs`` from PyTorch's float64 logits.
-
-        indices: the samples' indices (n,) in the inputs.  outputs: the logits (n, C) of these samples.
-        """
+        """Return the largest distance of ``outputs`` (n, C) from PyTorch's float64 logits of ``indices`` (n,)."""
         return distance(outputs, self._exact[indices])
 
     def limit(self, precision: Precision, *, for_cpu: bool) -> Limit:
@@ -97,10 +88,7 @@ class Answers:
         self._count, self._largest = 0, 0.0
 
     def add(self, indices: NDArray[Any], outputs: NDArray[Any]) -> None:
-        """Add the answers of a run.
-
-        indices: the samples' indices (n,) in the inputs.  outputs: the logits (n, C) of these samples.
-        """
+        """Add the answers of a run: the logits (n, C) of the inputs ``indices`` (n,)."""
         largest = self._expected.largest(indices, outputs)
         self._largest = math.nan if math.isnan(largest + self._largest) else max(self._largest, largest)
         self._count += len(indices)

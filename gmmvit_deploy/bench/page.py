@@ -1,7 +1,4 @@
-"""Write the result of a benchmark as a self-contained HTML page.  The page is made from the JSON result only.
-
-The summary at its top has sentences that readers can quote, and lists what would change the verdict.
-"""
+"""Write the JSON result of a benchmark as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -10,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.bench._plots import latency_plot, load_plot, roofline_plot, throughput_plot, waterfall_plot
-from gmmvit_deploy.bench.report import MOST_OTHERS, MOST_SPREAD
+from gmmvit_deploy.bench.report import MAX_OTHERS, MAX_SPREAD
 from gmmvit_deploy.reports.pages import Plot, Summary, VerdictWord, figure, rendered, written_page
-
-__all__ = ["page_of", "percentile_words", "roofline_words", "summary_of", "write_page"]
 
 Result = Mapping[str, Any]
 
@@ -24,10 +19,7 @@ def write_page(result: Result, path: Path, *, force: bool = False) -> None:
 
 
 def page_of(result: Result) -> str:
-    """Return the page as HTML.  The page loads no other file.
-
-    result: the result, as `BenchReport.to_json` returns it.
-    """
+    """Return the page as HTML.  result: as `BenchReport.to_json` returns it."""
     name = Path(str(result["bundle"]["path"])).name
     return rendered(
         "bench/page.html",
@@ -95,19 +87,17 @@ def _fastest(result: Result) -> str:
 
 
 def _nearest_limits(result: Result) -> Iterator[str]:
-    """Yield sentences on how close a valid run is to being invalid."""
     if result["cells"]:
         widest = max(result["cells"], key=lambda cell: cell["spread"])
         yield (
             f"The largest spread of rounds is {widest['spread']:.0%} of their median, for {widest['runner']}, "
-            f"{widest['scenario']}, batch {widest['batch']}; above {MOST_SPREAD:.0%} the run is invalid"
+            f"{widest['scenario']}, batch {widest['batch']}; above {MAX_SPREAD:.0%} the run is invalid"
         )
     others = max(result[when]["others"] for when in ("before", "after"))
-    yield f"Other programs took {others:.0%} of the machine; above {MOST_OTHERS:.0%} the run is invalid"
+    yield f"Other programs took {others:.0%} of the machine; above {MAX_OTHERS:.0%} the run is invalid"
 
 
 def _open_comparisons(result: Result) -> Iterator[str]:
-    """Yield a sentence for each ratio whose interval contains 1: such a ratio does not show which runner is faster."""
     for ratio in result["ratios"]:
         if ratio["low"] <= 1 <= ratio["high"]:
             yield (
@@ -214,10 +204,7 @@ def _state(state: Mapping[str, Any]) -> str:
 
 
 def percentile_words(cell: Mapping[str, Any], name: str) -> str:
-    """Format a percentile of a cell: the latency in milliseconds, or the number of queries that are missing for it.
-
-    cell: the JSON of a `bench.cells.Cell`.  name: the name of the percentile, such as ``p99``.
-    """
+    """Format a percentile of a cell, such as ``p99``: the ms, or the number of queries that are missing."""
     percentile = cell["percentiles"].get(name)
     if percentile is None:
         return ""

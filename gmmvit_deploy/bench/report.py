@@ -1,7 +1,4 @@
-"""The result of a benchmark, and the reasons why a result is invalid.
-
-A run card is the record of machine, versions and settings in a result.
-"""
+"""The result of a benchmark, and the reasons why a result is invalid."""
 
 from __future__ import annotations
 
@@ -17,16 +14,14 @@ from gmmvit_deploy.bench.waterfall import Step
 from gmmvit_deploy.measure.statistics import ENOUGH
 from gmmvit_deploy.reports.reporting import plain
 
-__all__ = ["FORMAT", "MOST_SPREAD", "BenchReport", "Share", "machine_reasons", "reasons_against"]
-
 FORMAT = "gmmvit-bench/1"
-MOST_SPREAD = 0.25
+MAX_SPREAD = 0.25
 """The maximum spread of a cell's rounds (`statistics.spread`), and the maximum relative width of a ratio's interval."""
-MOST_OTHERS = 0.10
+MAX_OTHERS = 0.10
 """The maximum share of the cores, or of a GPU, that other programs may use."""
-MOST_STOLEN = 0.05
+MAX_STOLEN = 0.05
 """The maximum share of the cores that the hypervisor may take."""
-MOST_CLOCK_CHANGE = 0.10
+MAX_CLOCK_CHANGE = 0.10
 """The maximum relative change of `MachineState.spin_ms` during a run."""
 
 
@@ -44,14 +39,9 @@ class Share:
 class BenchReport:
     """The result of a benchmark.
 
-    bundle: the measured bundle, the folder that ``gmmvit export`` writes.  data: the inputs.
-    settings: the options of the run.  machine, versions: the machine of the run, and its installed versions.
-    runners: label of a runner → the runner's program and settings.
-    before, after: the state of the machine before and after the run, while this process was idle.
-    cells: the measurements.  works: the network's operations and bytes at each batch size.
-    rooflines: the measured rooflines (`bench.roofline`).  steps: the waterfall of a single image (`bench.waterfall`).
-    loads: the searches for the highest arrival rate (`bench.served_load`).
-    skipped: the measurements that were left out, each with the reason.
+    runners: label → the runner's program and settings.  before, after: the machine while this process was idle.
+    works: the network's operations and bytes at each batch size.  steps: the waterfall of a single image.
+    loads: the searches for the highest arrival rate.  skipped: the reason of each measurement that was left out.
     """
 
     bundle: Mapping[str, Any]
@@ -110,8 +100,8 @@ class BenchReport:
             "machine": self.machine,
             "versions": self.versions,
             "runners": self.runners,
-            "before": self.before.to_json(),
-            "after": self.after.to_json(),
+            "before": asdict(self.before),
+            "after": asdict(self.after),
             "cells": [_cell(cell) for cell in self.cells],
             "ratios": [
                 {
@@ -153,20 +143,17 @@ def reasons_against(
         if cell.scenario != "Offline" and cell.queries < ENOUGH[0.9]:
             enough = f"expected at least {ENOUGH[0.9]} for a p90, got {cell.queries}"
             reasons.append(f"{cell.name}: too few queries: {enough}")
-        if cell.spread > MOST_SPREAD:
+        if cell.spread > MAX_SPREAD:
             reasons.append(
                 f"{cell.name}: unstable: the spread of the rounds is {cell.spread:.0%} of their median, "
-                f"expected at most {MOST_SPREAD:.0%}"
+                f"expected at most {MAX_SPREAD:.0%}"
             )
         reasons += [f"{cell.name}: LoadGen: {complaint}" for complaint in cell.complaints]
     return reasons + machine_reasons(before, after)
 
 
 def impossible(shares: Iterable[Share]) -> list[str]:
-    """Return a reason why the run is invalid for every share above 1.
-
-    A share above 1 shows that the machine was slower while the roofline was measured than during the runners' turns.
-    """
+    """Return a reason for every share above 1: the machine was slower while the roofline was measured."""
     return [
         f"unstable: {share.runner}, batch {share.batch}: {share.share:.0%} of the roofline, expected at most 100%: the "
         "machine was slower while the roofline was measured"
@@ -179,18 +166,18 @@ def machine_reasons(before: MachineState, after: MachineState) -> list[str]:
     """Return the reasons why measurements are invalid, from the machine's states before and after the measurements."""
     reasons = []
     for when, state in (("before", before), ("after", after)):
-        if state.others > MOST_OTHERS:
-            reasons.append(_busy("other programs took", state.others, "the machine", when, MOST_OTHERS))
-        if state.stolen > MOST_STOLEN:
-            reasons.append(_busy("the hypervisor took", state.stolen, "the machine", when, MOST_STOLEN))
+        if state.others > MAX_OTHERS:
+            reasons.append(_busy("other programs took", state.others, "the machine", when, MAX_OTHERS))
+        if state.stolen > MAX_STOLEN:
+            reasons.append(_busy("the hypervisor took", state.stolen, "the machine", when, MAX_STOLEN))
         used = max((gpu.used for gpu in state.gpus), default=0.0)
-        if used > MOST_OTHERS:
-            reasons.append(_busy("other programs used", used, "a GPU", when, MOST_OTHERS))
+        if used > MAX_OTHERS:
+            reasons.append(_busy("other programs used", used, "a GPU", when, MAX_OTHERS))
     change = after.spin_ms / before.spin_ms - 1
-    if abs(change) > MOST_CLOCK_CHANGE:
+    if abs(change) > MAX_CLOCK_CHANGE:
         reasons.append(
             f"unstable: the time of a fixed computation changed by {change:+.0%} during the run, "
-            f"expected at most {MOST_CLOCK_CHANGE:.0%}"
+            f"expected at most {MAX_CLOCK_CHANGE:.0%}"
         )
     return reasons
 

@@ -30,16 +30,13 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.bundle.artifacts import Bundle
 
-__all__ = ["NetworkWork", "Roofline", "measured_roofline", "measured_rooflines", "network_work", "work_of_graph"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkWork:
     """The work of a network for a batch.
 
-    batch: the batch size.  operations: the number of operations, as the docstring of the module defines it.
-    products: shape (rows, inner, columns) of a matrix product with a weight → number of such matrix products.
-    weight_values: the number of weights.  input_bytes, output_bytes: the sizes of the input and of the logits.
+    products: shape (rows, inner, columns) of a matrix product with a weight → their number.
+    weight_values: the number of weights.  input_bytes, output_bytes: of the input and of the logits.
     """
 
     batch: int
@@ -57,9 +54,7 @@ class NetworkWork:
 class Roofline:
     """The measured rates of this machine in a precision.
 
-    rates: the rate of every library on every shape of a matrix product.
-    bandwidth: the bytes that a copy reads and writes per second.
-    absent: the libraries that are not installed, or that compute no matrix product in this precision.
+    bandwidth: bytes a second.  absent: the libraries that are missing, or do not multiply in this precision.
     """
 
     precision: Precision
@@ -85,11 +80,7 @@ def network_work(bundle: Bundle, batch: int) -> NetworkWork:
 
 
 def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
-    """Count the work of a batch.
-
-    proto: a float32 export.
-    Errors: ValueError when the shape of a matrix product cannot be inferred.
-    """
+    """Count the work of a batch in a float32 export.  Errors: ValueError when a shape cannot be inferred."""
     from onnx import helper, numpy_helper
 
     proto = copy.deepcopy(proto)  # its batch size becomes ``batch``
@@ -129,10 +120,9 @@ def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
 def measured_roofline(
     works: Sequence[NetworkWork], precision: Precision, device: Device = "cpu", *, seen: Roofline | None = None
 ) -> Roofline | None:
-    """Measure the rate of each library on each matrix product of each of the ``works``.
+    """Measure the rate of each library on each matrix product; None if none multiplies in this precision.
 
-    seen: an earlier measurement; the result contains the higher rate of the earlier and the new measurement.
-    Returns None if no library computes matrix products in this precision on this device.
+    seen: an earlier measurement, whose rates count where they are higher.
     """
     makers = libraries(precision, device)
     rates = {(product.library, product.shape): product for product in (seen.rates if seen else ())}
@@ -165,11 +155,7 @@ def measured_rooflines(
     seen: Mapping[tuple[Precision, Device], Roofline] | None = None,
     on_progress: OnProgress = ignore,
 ) -> dict[tuple[Precision, Device], Roofline]:
-    """Return (precision, device) → `measured_roofline`, only for ``targets`` for which a roofline can be measured.
-
-    targets: the (precision, device) pairs to measure.
-    seen: (precision, device) → earlier measurement, as for `measured_roofline`.
-    """
+    """Return (precision, device) → `measured_roofline`, for the targets that have one.  seen: earlier ones."""
     rooflines = {}
     for precision, device in targets:
         on_progress(Progress(f"roofline of the {device} in {precision}"))

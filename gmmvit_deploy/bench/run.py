@@ -27,20 +27,14 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.reports.reporting import described_bundle
 from gmmvit_deploy.runtimes.runners.runner import Device, Runner, judging
 
-__all__ = ["BenchOptions", "bench"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
     """Options of a benchmark.
 
-    plan: the measurements of each runner.
-    data: real images. With None, random inputs are generated, and the run card (the record of machine, versions and
-    settings) states that the inputs are random.
-    samples: the number of different inputs. All inputs are kept in memory.
-    bound_ms: the largest allowed p99 latency, for the search of the highest arrival rate; None leaves the search out.
-    roofline: True to measure the roofline (`bench.roofline`).
-    waterfall: True to measure the waterfall (`bench.waterfall`).
+    data: real images; with None, random inputs are generated, and the run card says so.
+    samples: the number of different inputs, all kept in memory.
+    bound_ms: the largest p99 latency, for the search of the highest arrival rate; None leaves it out.
     """
 
     plan: Plan = field(default_factory=Plan)
@@ -74,9 +68,7 @@ def bench(
     """Measure every runner.  Ratios are relative to the first runner.
 
     Wrong answers or a busy machine raise no error, but the report is then INVALID.
-    Errors: InputError when options or data do not fit the bundle or the runners.
-    MissingDependencyError when LoadGen is not installed.
-    Every error of a runner.
+    Errors: InputError when options or data do not fit; MissingDependencyError without LoadGen; errors of a runner.
     """
     if not runners:
         raise InputError("no runner was named, expected at least 1")
@@ -103,7 +95,7 @@ def _measured(bundle: Bundle, runners: Sequence[Runner], options: BenchOptions, 
     if options.bound_ms is not None:
         for runner in runners:
             rates = [cell.samples_per_second for cell in cells if cell.runner == runner.label]
-            bound = {"bound_ms": options.bound_ms, "most": max(rates)}
+            bound = {"bound_ms": options.bound_ms, "max_rate": max(rates)}
             loads.append(search_rate(runner, inputs, expected, **bound, on_progress=on_progress))
     lines = measured_rooflines(works, targets, seen=lines, on_progress=on_progress)
     return BenchReport(
@@ -111,7 +103,6 @@ def _measured(bundle: Bundle, runners: Sequence[Runner], options: BenchOptions, 
         data=data,
         settings={
             "batches": list(options.plan.batches),
-            "offline": options.plan.offline,
             "rounds": options.plan.rounds,
             "seconds": options.plan.seconds,
             "bound_ms": options.bound_ms,
@@ -158,13 +149,13 @@ def _require_batches(runners: Sequence[Runner], plan: Plan) -> None:
 
 
 def _batches(runner: Runner) -> str:
-    return ", ".join(f"{least} to {most}" for least, most in runner.ranges)
+    return ", ".join(f"{low} to {high}" for low, high in runner.ranges)
 
 
 def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArray[Any] | None, dict[str, Any]]:
-    """Return (inputs of the graph, the same images as pixels or None, description of the inputs for the run card).
+    """Return (inputs of the graph, the same images as pixels or None, description for the run card).
 
-    If this process cannot build the model, only PyTorch's logits of the golden inputs are known.
+    Without a model, only PyTorch's logits of the golden inputs are known.
     """
     why, images = family_of(bundle.manifest.spec).unavailable(bundle.manifest.spec), options.data
     if images is None:

@@ -1,7 +1,4 @@
-"""Search the highest rate of random arrivals at which the p99 latency stays within a bound.
-
-The arrivals follow LoadGen's Server scenario (`measure.load`).
-"""
+"""Search the highest rate of LoadGen's Server scenario at which the p99 latency stays within a bound."""
 
 from __future__ import annotations
 
@@ -18,11 +15,9 @@ from gmmvit_deploy.measure.statistics import ENOUGH, nearest_rank
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["LoadPoint", "LoadSearch", "search_rate"]
-
 _STEPS = 6
 _QUERIES = ENOUGH[0.99]
-_SECONDS_AT_LEAST = 2.0
+_MIN_SECONDS = 2.0
 _BATCH = 64
 
 
@@ -30,9 +25,7 @@ _BATCH = 64
 class LoadPoint:
     """A trial of an arrival rate.
 
-    rate: the arrivals a second.  queries: the number of queries.
-    p50_ms, p99_ms: the 50th and 99th percentile of the latencies, which begin at each query's scheduled time.
-    holds: True if the p99 latency stayed within the bound.
+    p50_ms, p99_ms: of the latencies, which begin at each query's scheduled time.  holds: p99 within the bound.
     """
 
     rate: float
@@ -44,11 +37,7 @@ class LoadPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSearch:
-    """The result of a search.
-
-    best: the trial with the highest rate whose p99 stayed within the bound; None if no trial stayed within the bound.
-    points: all trials, ordered by rate.  outputs: the check of the runner's answers.
-    """
+    """The result of a search.  best: the trial with the highest rate within the bound, or None."""
 
     runner: str
     bound_ms: float
@@ -63,18 +52,15 @@ def search_rate(
     expected: Expected,
     *,
     bound_ms: float,
-    most: float,
+    max_rate: float,
     on_progress: OnProgress = ignore,
 ) -> LoadSearch:
     """Search by bisection, in six steps, the highest rate whose p99 latency stays within the bound.
 
-    If the p99 latency of a rate exceeds the bound, the rate is tried again, and two of three trials decide. If a single
-    trial decided, a short pause of the machine could raise the p99 latency, and the search would exclude all higher
-    rates. Every trial sends at least the minimum number of queries for a p99 (`measure.statistics`).
+    Of a rate beyond the bound, two of three trials decide: a short pause of the machine would exclude all higher rates.
+    Every trial has the queries that a p99 needs (`measure.statistics`).
 
-    inputs: the inputs (N, …) from which samples are drawn.  expected: the expected logits of the inputs.
-    bound_ms: the bound of the p99 latency.
-    most: the samples a second when all samples are available at once. The runner cannot sustain a higher arrival rate.
+    max_rate: the samples a second when all are available at once, the highest rate to try.
     """
     # A server forms batches itself, so the queries to a server are single samples.
     batch = 1 if runner.server is not None else min(_BATCH, runner.max_batch, len(inputs))
@@ -82,7 +68,7 @@ def search_rate(
         runner.run(inputs[:size])  # the first run of a batch size may compile, and must not be timed
     points: list[LoadPoint] = []
     answers = Answers(expected)
-    low, high = 0.0, most
+    low, high = 0.0, max_rate
 
     def tried(rate: float) -> LoadPoint:
         on_progress(Progress(f"{runner.label}: {rate:.0f} requests a second"))
@@ -91,7 +77,7 @@ def search_rate(
             Work(
                 scenario="Server",
                 inputs=inputs,
-                queries=max(_QUERIES, round(rate * _SECONDS_AT_LEAST)),
+                queries=max(_QUERIES, round(rate * _MIN_SECONDS)),
                 batch=batch,
                 callers=runner.callers,
                 rate=rate,
@@ -121,11 +107,7 @@ def search_rate(
 
 
 def _held(tried: Callable[[], LoadPoint]) -> LoadPoint | None:
-    """Try a rate; return a trial that stayed within the bound, or None if two of three trials exceeded the bound.
-
-    If the first trial stays within the bound, the function returns this trial. Otherwise the second and third trials
-    must stay within the bound, and the function returns the slower of these two.
-    """
+    """Try a rate; return a trial within the bound, or None if two of three trials exceeded it."""
     first = tried()
     if first.holds:
         return first

@@ -1,12 +1,8 @@
 """Search the Triton settings that sustain the highest arrival rate with a p99 latency within a bound.
 
-The settings are the runner, the number of instances, the threads of an instance, and the queue delay:
-the maximum time that a request waits in the batcher. The search first tries each runner with default settings. Then it
-divides the cores among 2, 4, 8, ... instances of the best runner, as long as the rate rises. Then it tries several
-queue delays.
-
-Every trial starts a server, checks the server's answers, and searches the highest rate of random (Poisson) arrivals
-whose p99 latency stays within the bound.
+The search tries each runner with default settings, then divides the cores among 2, 4, 8, … instances of the best, as
+long as the rate rises, then tries queue delays (the maximum time that a request waits in the batcher). Every trial
+starts a server, checks its answers, and searches the highest rate of Poisson arrivals within the bound.
 """
 
 from __future__ import annotations
@@ -41,8 +37,6 @@ from gmmvit_deploy.serving.processes import peak_bytes
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
-__all__ = ["TUNING_FILE", "Trial", "TuneOptions", "Tuning", "settings_table", "tune"]
-
 _FORMAT = "gmmvit-tuning/1"
 _DELAYS_US = (0, 500, 2000)
 _INPUTS = 128
@@ -51,13 +45,10 @@ _CLIENT_BATCH = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions:
-    """Options of a tuning run.
+    """Options of a tuning run, which measures speed only.
 
-    Tuning measures speed only; ``gmmvit parity`` with data measures the accuracy of a precision.
-
-    bound_ms: the largest allowed p99 latency, measured by the client.  protocol: the protocol of the requests.
-    runners: those to try. None tries the bundle's choice for this machine (`runners.chosen`).
-    name: the name of the served model.
+    bound_ms: the largest p99 latency, measured by the client.
+    runners: those to try; None tries the bundle's choice for this machine (`runners.chosen`).
     """
 
     bound_ms: float
@@ -78,12 +69,10 @@ class TuneOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The result of a trial of server settings.
+    """A trial of server settings.
 
-    settings: the settings of the server.
-    full_rate: the samples a second when all samples are available at once.
-    load: the search for the highest arrival rate.
-    peak_bytes: the sum of the largest resident sizes of the server and its workers, in bytes.
+    full_rate: the samples a second when all are available at once.
+    peak_bytes: the sum of the largest resident sizes of the server and its workers.
     """
 
     settings: RepositoryOptions
@@ -93,10 +82,7 @@ class Trial:
 
     @property
     def rate(self) -> float:
-        """The highest rate within the bound, in requests a second.
-
-        The rate is 0 if no rate stayed within the bound, or if the server's answers were wrong.
-        """
+        """The highest rate within the bound, in requests a second; 0 without one, or with wrong answers."""
         return self.load.best.rate if self.load.best is not None and self.load.outputs.right else 0.0
 
 
@@ -104,10 +90,7 @@ class Trial:
 class Tuning:
     """The result of a tuning run.
 
-    bundle: the tuned bundle, the folder that ``gmmvit export`` writes.  machine: the machine of the run.
-    before, after: the state of the machine before and after the run.
-    trials: all trials, in the order in which they ran.
-    notes: those of `choose_runner`, if no runner was named.
+    trials: in the order in which they ran.  notes: those of `choose_runner`, if no runner was named.
     """
 
     options: TuneOptions
@@ -145,8 +128,8 @@ class Tuning:
             ],
             "bundle": self.bundle,
             "machine": self.machine,
-            "before": self.before.to_json(),
-            "after": self.after.to_json(),
+            "before": asdict(self.before),
+            "after": asdict(self.after),
             "versions": tool_versions(),
         }
         return plain(data)  # type: ignore[no-any-return]
@@ -160,14 +143,10 @@ def tune(
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> Tuning:
-    """Search the best settings, then write a repository with these settings to ``out``.
+    """Search the best settings, then write a repository with these settings and with `TUNING_FILE` to ``out``.
 
-    A repository is the folder of models that a Triton server loads. The repository also contains `TUNING_FILE`, a
-    record of all trials. After an error, nothing is written.
-    Errors: OutputError when ``out`` exists already and ``force`` is false.
-    InputError when no setting stays within the bound, or when the bundle lacks the graph of a precision.
-    MissingDependencyError when LoadGen or Triton's client is not installed.
-    ServerError when a server fails.
+    Errors: OutputError when ``out`` exists and ``force`` is false; InputError when no setting stays within the bound,
+    or the bundle lacks a graph; MissingDependencyError; ServerError. After an error, nothing is written.
     """
     require_free(out, force=force)
     inputs = fresh_inputs(bundle, _INPUTS)
@@ -176,10 +155,7 @@ def tune(
     trials: list[Trial] = []
 
     def tried(candidates: Iterable[RepositoryOptions], *, later: int = 0) -> Trial:
-        """Try the candidates that were not tried before, and return the best of all trials so far.
-
-        later: the number of trials that follow these candidates, for the progress display.
-        """
+        """Try the new candidates, and return the best trial so far.  later: how many follow, for the progress."""
         untried = [settings for settings in candidates if all(settings != trial.settings for trial in trials)]
         total = len(trials) + len(untried) + later
         for settings in untried:
@@ -239,7 +215,7 @@ def _trial(
                 everything = Work(scenario="Offline", inputs=inputs, queries=4 * len(inputs), batch=batch, callers=4)
                 full_rate = max(drive(runner.run, everything).samples_per_second for _ in range(2))
                 load = search_rate(
-                    runner, inputs, expected, bound_ms=options.bound_ms, most=full_rate, on_progress=on_progress
+                    runner, inputs, expected, bound_ms=options.bound_ms, max_rate=full_rate, on_progress=on_progress
                 )
                 peak = peak_bytes((server.pid, *(worker.pid for worker in server.workers)))
     return Trial(settings=settings, full_rate=full_rate, load=load, peak_bytes=peak)
@@ -258,11 +234,7 @@ def _words(settings: RepositoryOptions) -> str:
 
 
 def settings_table(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
-    """Return a table row for each trial.
-
-    The columns are: settings; highest rate within the bound; p99 at this rate; rate if all samples are available at
-    once; remark.
-    """
+    """Return a row for each trial: settings, highest rate within the bound, p99 at it, rate of all at once, remark."""
     best = max(trials, key=lambda trial: trial.rate)
     rows: list[tuple[str, ...]] = []
     for trial in trials:

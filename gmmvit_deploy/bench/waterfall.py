@@ -2,9 +2,8 @@
 
     PyTorch → exported graph → engine → server over gRPC → server over HTTP → server that also decodes the image
 
-All steps get the same images. Each runner is a step. If a server runs the step, the server's statistics divide the time
-of a request into the time in the queue and the times in the backend. The rest of the client's time, for example the
-transport, is called ``unexplained``. Behind a gateway that does not offer statistics, all of the time is unexplained.
+All steps get the same images. A server's statistics divide the time of a request into queue and backend; the rest, such
+as the transport, is ``unexplained``, as is all of it behind a gateway without statistics.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from gmmvit_deploy.runtimes.programs.triton import ServerTimings
 from gmmvit_deploy.runtimes.runners.open import RUNNERS
 from gmmvit_deploy.runtimes.runners.runner import Runner, Served
 
-__all__ = ["Step", "server_parts", "timings_of", "waterfall"]
-
 _ROUNDS = 5
 _QUERIES = 40
 
@@ -37,10 +34,8 @@ _QUERIES = 40
 class Step:
     """A step of the waterfall.
 
-    ms: the median time of a request, measured by the caller.
-    over_before: ms of this step minus ms of the previous step.
-    parts: name of a part → mean ms of this part in a request to the server, and ``unexplained`` → ms of the rest. Empty
-    for a runner in this process.
+    ms: the median time of a request.  over_before: ms more than the step before.
+    parts: part → mean ms in a server, and ``unexplained``; empty for a runner in this process.
     """
 
     name: str
@@ -54,9 +49,7 @@ def waterfall(
 ) -> list[Step]:
     """Measure every step with a single image per query.  The steps take turns in each round.
 
-    inputs: the inputs (N, …) of the graph.
-    pixels: the same images as pixels, (N, height, width, channels), for the step in which the server decodes images;
-    None leaves this step out.
+    pixels: the inputs as (N, height, width, channels), for the server that decodes; None leaves it out.
     """
     ordered = sorted(runners, key=lambda runner: (RUNNERS.index(runner.name), runner.precision))
     programs = {runner.label: _Program(runner, runner.run, inputs) for runner in ordered}
@@ -87,11 +80,7 @@ def timings_of(server: Served, models: Sequence[str]) -> list[ServerTimings]:
 def server_parts(
     models: Sequence[str], before: Sequence[ServerTimings], after: Sequence[ServerTimings]
 ) -> dict[str, float]:
-    """Return name of a part → mean ms of this part in the requests between two readings of the server's statistics.
-
-    The names are ``MODEL queue``, ``MODEL input``, ``MODEL infer`` and ``MODEL output`` for each model.
-    before, after: the readings, with an entry for each of ``models``; without readings there are no parts.
-    """
+    """Return ``MODEL queue``, ``input``, ``infer`` and ``output`` → mean ms between two readings of the statistics."""
     parts: dict[str, float] = {}
     if not before:
         return parts
@@ -103,11 +92,6 @@ def server_parts(
 
 
 class _Program:
-    """The measurements of a runner with a single sample per query, and the server's statistics about these queries.
-
-    models: the names of the server's models that take part in a request; None for the network alone.
-    """
-
     def __init__(
         self, runner: Runner, run: Program, inputs: NDArray[Any], models: tuple[str, ...] | None = None
     ) -> None:

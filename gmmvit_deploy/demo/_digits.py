@@ -13,13 +13,11 @@ from torch import nn
 from gmmvit_deploy.demo.models import DemoModel
 from gmmvit_deploy.images.data.formats import digits
 from gmmvit_deploy.images.data.images import ArrayImages
-from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.training.images import TrainingData
 from gmmvit_deploy.training.recipe import RECIPES
 from gmmvit_deploy.training.trainer import Epoch, Trainer
-
-__all__ = ["Digits", "load_digit_images", "train"]
 
 _SEED = 7
 Network = TypeVar("Network", bound=nn.Module)
@@ -27,7 +25,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
-    """Pixels uint8 (B, height, width, c) and class indices (B,), for training and for the held-out test.
+    """Pixels uint8 (B, height, width, c) and class indices (B,).
 
     train_pixels: in the size that the model takes.  held_out_pixels: in the size of the demo's PNG files.
     """
@@ -39,10 +37,7 @@ class Digits:
 
 
 def load_digit_images(model: DemoModel[Any]) -> Digits:
-    """Load the 1,797 digits, which are grey and have 8×8 pixels, in the sizes and channels of ``model``.
-
-    The same 360 digits are held out in every run.
-    """
+    """Load the 1,797 digits in the sizes and channels of ``model``; the same 360 are held out in every run."""
     parts = [digits(split) for split in ("train", "test")]
     images = (model.image, model.png)
     pixels = [
@@ -62,18 +57,14 @@ def train(
     epochs: int,
     on_progress: OnProgress = ignore,
 ) -> Network:
-    """Train a model from scratch by the recipe ``light`` of ``gmmvit train``.
-
-    on_progress: called after each epoch, with the mean loss of the epoch as the detail.
-    Returns the trained network in evaluation mode.
-    """
+    """Train a model by the recipe ``light`` of ``gmmvit train``, and return it in evaluation mode."""
     torch.manual_seed(_SEED)
     network = model.build().train()
     data = TrainingData(
         train=ArrayImages("digits train", digits.train_pixels, digits.train_classes),
         test=None,
         image=replace(model.image, resize="stretch-bilinear", crop_pct=1.0),  # the pixels have the model's size
-        labels=dataset("digits").labels,
+        labels=DATASETS["digits"].labels,
     )
     trainer = Trainer(network, data, replace(RECIPES["light"], epochs=epochs), seed=_SEED)
     for record in trainer.run():

@@ -18,7 +18,7 @@ from torch import nn
 from gmmvit_deploy.demo.models import IMAGE_SIZE, DemoModel
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
-from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.resize_rules import resize_rule_from_timm
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families.timm.network import architecture_from, require_timm
@@ -27,8 +27,6 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskKind
 from gmmvit_deploy.timm import create
 from gmmvit_deploy.training.networks import timm_arguments
-
-__all__ = ["DemoTimmModel"]
 
 _DIGITS_SIDE = 8  # the height and the width of scikit-learn's digits, in pixels
 _CHANNELS = 1
@@ -39,12 +37,8 @@ _SIZES: tuple[Mapping[str, Any], ...] = ({"img_size": IMAGE_SIZE, "patch_size": 
 class DemoTimmModel(DemoModel[nn.Module]):
     """A classifier of timm for grey images of 32 × 32 pixels.
 
-    name: timm's name of the architecture, with or without ``timm:`` before it.
-    mask: the mask on the attention scores; ``plain`` builds timm's model without a mask.
-    Errors:
-        MissingDependencyError: timm is not installed.
-        InputError: timm has no such architecture, or cannot build it for 32 × 32 pixels, or its interpolation or crop
-        mode is not supported.
+    name: of the architecture, with or without ``timm:``.  mask: ``plain`` builds timm's model.
+    Errors: MissingDependencyError; InputError for another name, size, interpolation or crop mode.
     """
 
     # test_vit learns more slowly than this project's ViT, and has a quarter of the tokens, so that an epoch is shorter.
@@ -59,7 +53,7 @@ class DemoTimmModel(DemoModel[nn.Module]):
                 hint="add --model test_vit, or another name of timm",
             )
         self.mask = mask
-        digits = dataset("digits")
+        digits = DATASETS["digits"]
         self.title = self.architecture if mask == "plain" else f"{self.architecture} with the mask {mask}"
         self.checkpoint = "model"
         self.labels = digits.labels

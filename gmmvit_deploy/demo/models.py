@@ -1,8 +1,4 @@
-"""The models that the demo trains: this project's ViT (`OwnModel`), or a classifier of timm (`demo._timm_model`).
-
-A `DemoModel` knows how the model is built, which images it takes, and how it is saved. All other steps of the demo read
-the saved checkpoint.
-"""
+"""The models that the demo trains: this project's ViT (`OwnModel`), or a classifier of timm (`demo._timm_model`)."""
 
 from __future__ import annotations
 
@@ -17,14 +13,12 @@ from torch import nn
 from gmmvit_deploy.checkpoints.loading import released_state_dict
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
-from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import family_named, model_from_spec
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec
-
-__all__ = ["DIGITS_SPEC", "IMAGE_SIZE", "DemoModel", "OwnModel", "save_checkpoint"]
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -46,14 +40,10 @@ DIGITS_SPEC: ModelSpec = family_named("vit").spec(
 
 
 class DemoModel(ABC, Generic[Network]):
-    """A model for the digits.
+    """A model for the digits: how it is built, which images it takes, how it is saved.
 
-    title: the model in words.  epochs: the number of epochs of the training.
     checkpoint: the name of the file or the folder that `save` writes.
-    image: the images that the model takes, with mean and std.
-    png: the images that the demo writes as PNG files, before the resize rule of ``image``.
-    hints: the values that `load_checkpoint` needs in addition to the checkpoint.
-    export_options: the options that the export needs in addition to the checkpoint.
+    image: the images that the model takes.  png: those that the demo writes, before the resize rule of ``image``.
     typed_hints, typed_options: ``hints`` and ``export_options`` as options of the command line, each after a space.
     every_attention_fused: True if the demo fails when TensorRT does not fuse an attention to a single kernel.
     """
@@ -79,11 +69,7 @@ class DemoModel(ABC, Generic[Network]):
 
 
 class OwnModel(DemoModel[Model]):
-    """The model of `DIGITS_SPEC`, with any mask that a ViT of this project takes.
-
-    mask: plain, gmm or elm.
-    Errors: InputError for another mask.
-    """
+    """The model of `DIGITS_SPEC`, with the mask plain, gmm or elm.  Errors: InputError for another mask."""
 
     epochs: ClassVar[int] = 24
 
@@ -94,7 +80,7 @@ class OwnModel(DemoModel[Model]):
                 f"--mask: expected one of {', '.join(kinds)} for the demo's own ViT, got {mask}",
                 hint=f"add --model test_vit to train a model of timm with the mask {mask}",
             )
-        digits = dataset("digits")
+        digits = DATASETS["digits"]
         self.spec = replace(DIGITS_SPEC, mask=MaskSpec(kind=mask, kernels=_KERNELS if mask == "gmm" else 0))
         self.title = "GMM-ViT" if mask == "gmm" else f"ViT with the mask {mask}"
         self.checkpoint = "checkpoint.pth"
@@ -117,10 +103,7 @@ class OwnModel(DemoModel[Model]):
 
 
 def save_checkpoint(model: Model, path: Path, *, epoch: int) -> None:
-    """Write a checkpoint like the paper authors' released training code: the weights are in ``model_state_dict``.
-
-    The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
-    """
+    """Write a checkpoint as the released code of "Toward a Deeper Understanding: RetNet Viewed through Convolution"."""
     state = released_state_dict(model)
     if model.spec.mask.kind == "gmm":
         # The paper authors' released code stores an unused copy of the base mask under the additional key ``mask``.

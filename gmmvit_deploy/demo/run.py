@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,7 @@ from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
-__all__ = ["DemoResult", "DemoStep", "run_demo"]
-
-_LEAST_TOP1 = 0.95
+_MIN_TOP1 = 0.95
 _BUILT_FOR = "8.9"
 _SERVED = ("triton-grpc", "triton-http")
 _BENCH_PLAN = Plan(batches=(1, 32), rounds=6, seconds=0.7)
@@ -58,11 +57,7 @@ _PARITY = "gmmvit parity bundle --runner {} --data digits --localize --report pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoStep:
-    """A finished step of the demo.
-
-    result: the result in words.  seconds: the duration.
-    command: the command that runs the step without the demo.
-    """
+    """A finished step of the demo: its result in words, and the command that runs it without the demo."""
 
     name: str
     result: str
@@ -74,8 +69,7 @@ class DemoStep:
 class DemoResult:
     """The result of the demo.
 
-    path: the folder with all output.  checkpoint: the file or the folder of the trained model.
-    top1: program → top-1 accuracy on the held-out digits, from 0 to 1.
+    path: the folder with all output.  top1: program → accuracy on the held-out digits, from 0 to 1.
     """
 
     path: Path
@@ -95,14 +89,10 @@ def run_demo(
 ) -> DemoResult:
     """Run the demo and write all output to ``out``.  After an error, nothing is written to ``out``.
 
-    force: True to replace an existing folder at ``out``.
-    tritonserver: the path of the server program; None searches for an installed server.
-    model: the name of an architecture of timm, with or without ``timm:`` before it; None trains this project's ViT.
-    mask: the mask on the attention scores.
-    on_progress: called when a step begins, and after every epoch of the training.
-    Errors: GmmvitError when a step fails, when parity fails, when an accuracy is too low, or when the accuracies of two
-    programs differ. MissingDependencyError when a package is missing, such as timm. InputError when timm has no such
-    architecture, or when the model does not take the mask.
+    tritonserver: the server program; None searches for one.
+    model: an architecture of timm, with or without ``timm:``; None trains this project's ViT.
+    Errors: GmmvitError when a step or parity fails, or when accuracies are too low or differ; MissingDependencyError;
+    InputError when timm has no such architecture, or the model does not take the mask.
     """
     require_free(out, force=force)
     origin = _model(model, mask)
@@ -180,36 +170,27 @@ class _Demo:
 
     def __init__(self, on_progress: OnProgress) -> None:
         self.steps: list[DemoStep] = []
-        self._on_progress = on_progress
-        self._name = self._command = self._result = ""
-        self._start = 0.0
+        self._on_progress, self._result = on_progress, ""
 
-    def step(self, name: str, command: str) -> _Demo:
-        self._name, self._command, self._result = name, command, ""
+    @contextmanager
+    def step(self, name: str, command: str) -> Iterator[None]:
         self._on_progress(Progress(name))
-        return self
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        self.steps.append(DemoStep(name=name, result=self._result, seconds=seconds, command=command))
 
     def note(self, result: str) -> None:
         self._result = result
 
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            seconds = time.perf_counter() - self._start
-            self.steps.append(DemoStep(name=self._name, result=self._result, seconds=seconds, command=self._command))
-
 
 def _folded(bundle: Bundle) -> str:
-    """Return the numbers of folded masks and biases in words."""
     manifest = bundle.manifest
     counts = [f"{len(manifest.masks)} masks"] if manifest.masks or not manifest.biases else []
     return " and ".join(counts + ([f"{len(manifest.biases)} biases"] if manifest.biases else []))
 
 
 def _fp16_missing(bundle: Bundle) -> str:
-    """Return the reason why the precision policy has no fp16 for an operator of the model; empty if it has."""
     import onnx
 
     try:
@@ -220,7 +201,6 @@ def _fp16_missing(bundle: Bundle) -> str:
 
 
 def _converted(bundle: Bundle) -> str:
-    """Write the fp16 graph; return a summary, or the reason why the model has no fp16."""
     if reason := _fp16_missing(bundle):
         return f"skipped: {reason}"
     record = variant_from_bundle(bundle, "fp16").record
@@ -228,10 +208,7 @@ def _converted(bundle: Bundle) -> str:
 
 
 def _built(bundle: Bundle, origin: DemoModel[Any]) -> str:
-    """Build an engine for a GPU model that this machine may lack.
-
-    Returns a summary, or the reason why there is no engine: TensorRT is not available, or the model has no fp16.
-    """
+    """Build an engine for a GPU that this machine may lack; return a summary, or why there is no engine."""
     try:
         flavor = find_flavor("tensorrt-rtx")
     except MissingDependencyError as exc:
@@ -251,7 +228,6 @@ def _built(bundle: Bundle, origin: DemoModel[Any]) -> str:
 
 
 def _save_images(folder: Path, pixels: NDArray[Any], classes: NDArray[Any]) -> None:
-    """Write each image to ``<class>/<number>.png`` in ``folder``; the name of the subfolder is the true class."""
     for number, (image, label) in enumerate(zip(pixels, classes, strict=True)):
         target = folder / str(label)
         target.mkdir(parents=True, exist_ok=True)
@@ -271,7 +247,6 @@ def _parity(
 
 
 def _benched(bundle: Bundle, names: Sequence[str], server: TritonServer, page: Path) -> str:
-    """Measure the speed of the runners on digits; return a summary, or why LoadGen or matplotlib is not available."""
     options = BenchOptions(plan=_BENCH_PLAN, data=open_data("digits"))
     try:
         with open_runners(names, bundle, urls=(server.grpc_url, server.http_url)) as runners:
@@ -287,7 +262,6 @@ def _benched(bundle: Bundle, names: Sequence[str], server: TritonServer, page: P
 
 
 def _accuracies(report: ParityReport) -> dict[str, float]:
-    """Return the top-1 accuracy on the held-out digits, of PyTorch and of every runner."""
     top1 = {runner.runner: runner.check("accuracy").details["top1"] for runner in report.runners}
     return {f"{name}, by parity": numbers["runner"] for name, numbers in top1.items()}
 
@@ -305,5 +279,5 @@ def _judge(top1: dict[str, float]) -> None:
             raise GmmvitError(
                 f"the top-1 accuracies on the held-out digits must be equal: {name} has {a:.2%}, {other} has {b:.2%}"
             )
-    if min(top1.values()) < _LEAST_TOP1:
-        raise GmmvitError(f"the trained model has top-1 {min(top1.values()):.2%}; expected at least {_LEAST_TOP1:.0%}")
+    if min(top1.values()) < _MIN_TOP1:
+        raise GmmvitError(f"the trained model has top-1 {min(top1.values()):.2%}; expected at least {_MIN_TOP1:.0%}")

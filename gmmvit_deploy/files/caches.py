@@ -5,12 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["cache_folder"]
-
 
 def cache_folder() -> Path:
-    """Return ``$XDG_CACHE_HOME/gmmvit-deploy``; without XDG_CACHE_HOME, ``~/.cache/gmmvit-deploy``.
-
-    Errors: RuntimeError when neither XDG_CACHE_HOME nor a home directory is known.
-    """
+    """Return ``gmmvit-deploy`` in ``$XDG_CACHE_HOME``, or in ``~/.cache``.  Errors: RuntimeError without a home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gmmvit-deploy"

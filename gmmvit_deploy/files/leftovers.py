@@ -1,10 +1,8 @@
 """Temporary folders and files that are locked while their process lives, and the removal of those of killed processes.
 
-The owner holds `flock` on the folder or file itself. Linux releases the lock when the last process that has the
-descriptor ends, for any reason. A folder or file with such a name and without a lock is therefore a leftover.
-
-Each temporary folder of this package is locked by its process. Whoever makes the next folder removes the folders
-without a lock, with the shared memory of their servers. Folders of other users and of living processes remain.
+The owner holds `flock` on the folder or file itself, which Linux releases when the last process that has the descriptor
+ends, for any reason. Whoever makes the next temporary folder removes those without a lock, with the shared memory of
+their servers. Folders of other users and of living processes remain.
 """
 
 from __future__ import annotations
@@ -18,17 +16,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = [
-    "locked_file",
-    "locked_folder",
-    "new_run_folder",
-    "remove_leftovers",
-    "remove_run_folder",
-    "remove_unlocked",
-    "temporary_folder",
-    "unlocked_paths",
-]
-
 _PREFIX = "gmmvit-run-"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Triton keeps its shared memory
 
@@ -39,10 +26,7 @@ def remove_leftovers() -> list[Path]:
 
 
 def new_run_folder(purpose: str) -> tuple[Path, int]:
-    """Remove leftovers, make a temporary folder, and return the folder and the descriptor that holds its lock.
-
-    purpose: a word for the folder's name.
-    """
+    """Remove leftovers, make a temporary folder, and return it and the descriptor of its lock."""
     remove_leftovers()
     return locked_folder(f"{_PREFIX}{purpose}-")
 
@@ -56,10 +40,7 @@ def remove_run_folder(folder: Path, lock: int) -> None:
 
 @contextlib.contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
-    """Yield a temporary folder, which is removed afterwards, or by a later run if this process is killed.
-
-    purpose: a word for the folder's name.
-    """
+    """Yield a temporary folder, which is removed afterwards, or by a later run if this process is killed."""
     folder, lock = new_run_folder(purpose)
     try:
         yield folder
@@ -73,11 +54,7 @@ def _remove_shared_memory(folder: Path) -> None:
 
 
 def locked_folder(prefix: str, parent: Path | None = None) -> tuple[Path, int]:
-    """Make a folder as `tempfile.mkdtemp` does.  Return the folder and the descriptor that holds its lock.
-
-    The lock ends when every copy of the descriptor is closed.
-    Errors: OSError when the folder cannot be made.
-    """
+    """Make a folder as `tempfile.mkdtemp` does, and return it and the descriptor of its lock.  Errors: OSError."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         with contextlib.suppress(FileNotFoundError):  # another process removed the folder before the lock was held
@@ -87,10 +64,7 @@ def locked_folder(prefix: str, parent: Path | None = None) -> tuple[Path, int]:
 
 
 def locked_file(prefix: str, parent: Path) -> tuple[Path, int]:
-    """Make a file as `tempfile.mkstemp` does.  Return the file and the descriptor, which is open for writing.
-
-    Errors: OSError when the file cannot be made.
-    """
+    """Make a file as `tempfile.mkstemp` does, and return it and its descriptor, open for writing.  Errors: OSError."""
     while True:
         descriptor, name = tempfile.mkstemp(prefix=prefix, dir=parent)
         if _holds(descriptor, Path(name)):
@@ -119,8 +93,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 def unlocked_paths(parent: Path, prefix: str) -> Iterator[Path]:
     """Yield each file and folder of this user whose name begins with ``prefix`` and whose owner has ended.
 
-    The path is locked until the next is requested, so that no two processes remove the same path. Links and other
-    kinds of files are left out. A folder that cannot be read yields nothing.
+    The path is locked until the next is requested, so that no two processes remove the same path.
     """
     try:
         paths = sorted(path for path in parent.iterdir() if path.name.startswith(prefix))
@@ -145,10 +118,7 @@ def unlocked_paths(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def remove_unlocked(parent: Path, prefix: str, *, before: Callable[[Path], None] = lambda path: None) -> list[Path]:
-    """Remove the paths of `unlocked_paths`, and return the removed paths.
-
-    before: called with each path before its removal.
-    """
+    """Remove the paths of `unlocked_paths`, after calling ``before`` with each, and return the removed paths."""
     removed = []
     for path in unlocked_paths(parent, prefix):
         before(path)

@@ -20,8 +20,6 @@ from gmmvit_deploy.files.leftovers import (
     unlocked_paths,
 )
 
-__all__ = ["new_file", "new_folder", "require_free", "require_free_file", "sha256_of_bytes", "sha256_of_file"]
-
 
 def sha256_of_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
@@ -40,12 +38,10 @@ def sha256_of_file(path: Path) -> str:
 def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     """Yield an empty folder to fill; the folder becomes ``path`` if the block succeeds, and is deleted otherwise.
 
-    The folder is filled under another name beside ``path``, written to the disk and then renamed, so an incomplete
-    folder never appears at ``path``, not even after a loss of power. What killed processes left beside ``path`` and in
-    the folder for temporary files is removed first.
-    force: True to replace an existing folder at ``path`` when the new folder is complete.
-    Errors: OutputError when ``path`` exists and ``force`` is False, when ``path`` holds files but less than half of
-    the names of the new folder, so that it is no earlier output, or when writing fails.
+    It is filled beside ``path``, written to the disk and then renamed, so ``path`` is never incomplete, not even after
+    a loss of power. What killed processes left is removed first.
+    Errors: OutputError when ``path`` exists and ``force`` is False, when it has less than half of the names of the new
+    folder, so that it is no earlier output, or when writing fails.
     """
     named, path = path, Path(os.path.abspath(path))
     remove_leftovers()
@@ -86,9 +82,8 @@ def _recover(path: Path) -> None:
 
 
 def require_free(path: Path, *, force: bool, instead: str = "") -> None:
-    """Check that a folder can be created at ``path``.
+    """Check that a folder can be created at ``path``.  instead: another way to go on, for the hint.
 
-    instead: another way to go on that the hint names, such as ``add --resume to continue the run``.
     Errors: OutputError when ``path`` exists and ``force`` is False, or when ``path`` is not a folder.
     """
     if os.path.lexists(path) and not force:
@@ -142,7 +137,6 @@ def _publish(staging: Path, path: Path, *, force: bool) -> None:
 
 
 def _require_earlier_output(path: Path, staging: Path) -> None:
-    """Errors: OutputError when ``path`` holds files, and less than half of the names of the new folder."""
     held, names = sorted(entry.name for entry in path.iterdir()), {entry.name for entry in staging.iterdir()}
     if held and 2 * len(names & {*held}) < len(names):
         raise OutputError(
@@ -166,11 +160,10 @@ def _sync(path: Path) -> None:
 
 
 def require_free_file(path: Path, *, force: bool, fixed_name: bool = False) -> None:
-    """Check that a file can be created at ``path``.
+    """Check that a file can be created at ``path``.  fixed_name: no option changes the path; the hint names --force
+    only.
 
-    fixed_name: True if no option of the user changes the path; the hint then names --force only.
-    Errors: OutputError when ``path`` exists and ``force`` is False, when ``path`` is a folder, or when the parent
-    folder does not exist.
+    Errors: OutputError when ``path`` exists and ``force`` is False, is a folder, or is in no folder.
     """
     if os.path.lexists(path) and (not force or path.is_dir()):
         other = "" if fixed_name else "type another path, or "
@@ -185,7 +178,7 @@ def require_free_file(path: Path, *, force: bool, fixed_name: bool = False) -> N
 def new_file(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
     """Yield a file to write; the file becomes ``path`` if the block succeeds, and is deleted otherwise.
 
-    The file is written to the disk before it becomes ``path``. What killed processes left beside ``path`` is removed.
+    It is written to the disk before it becomes ``path``. What killed processes left beside ``path`` is removed.
     Errors: OutputError when ``path`` exists and ``force`` is False, or when writing fails.
     """
     require_free_file(path, force=force)

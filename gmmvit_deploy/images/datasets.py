@@ -1,17 +1,12 @@
 """Normalisation and class names of known data sets, for the option ``--dataset``.
 
-The class names are in the order of the class index. Tiny-ImageNet's classes are sorted by WordNet ID, because loaders
-sort the class folders by name, and the name of a folder is a WordNet ID. Tiny-ImageNet's class names are the first
-lemma of each WordNet synset.
+Tiny-ImageNet's classes are in the order of their WordNet IDs, which are the names of the folders that loaders sort; a
+name is the first lemma of the synset.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from gmmvit_deploy.errors import InputError
-
-__all__ = ["DATASETS", "Dataset", "dataset"]
 
 _CIFAR100 = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
@@ -50,11 +45,7 @@ espresso; alp; cliff; coral reef; lakeside; seashore; acorn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Normalisation and class names of a data set.
-
-    mean, std: the values used in training, one for each channel, for pixel values scaled to [0, 1].
-    labels: the class names in the order of the class index.
-    """
+    """Mean and std of training, for pixel values scaled to [0, 1], and class names in the order of the class index."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -79,13 +70,3 @@ DATASETS: dict[str, Dataset] = {
     # scikit-learn's handwritten digits: mean and std over all 1,797 images, with grey values 0..16 scaled to [0, 1]
     "digits": Dataset(mean=(0.3053, 0.3053, 0.3053), std=(0.3760, 0.3760, 0.3760), labels=tuple("0123456789")),
 }
-
-
-def dataset(name: str) -> Dataset:
-    """Return the data set with this name.  Errors: InputError when the name is not in `DATASETS`."""
-    if name not in DATASETS:
-        raise InputError(
-            f"data set {name!r} is not known",
-            hint=f"type one of {', '.join(DATASETS)}, or use --mean, --std and --labels instead of --dataset",
-        )
-    return DATASETS[name]

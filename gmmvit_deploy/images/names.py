@@ -16,8 +16,6 @@ from typing import Any
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["clean_name", "names_from_text", "shown_names", "text_from_bytes"]
-
 _WITHOUT_WIDTH = re.compile(r"[\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
 """Characters that no reader sees, such as zero width space and byte order mark. U+200C and U+200D are kept: they change
 how Persian and Indic words and emoji look.
@@ -35,8 +33,7 @@ _HINT = "write the name of each class on a line, in the order of the class index
 def clean_name(text: str, source: str) -> str:
     """Return a name in Unicode's NFC, without characters that have no width and without spaces around it.
 
-    source: where the name was read, for messages.
-    Errors: InputError when the name is empty, is not UTF-8, or has a control character, such as a line break.
+    source: where the name was read.  Errors: InputError when it is empty, not UTF-8, or has a control character.
     """
     name = unicodedata.normalize("NFC", _visible(text)).strip()
     if any("\ud800" <= character <= "\udfff" for character in name):
@@ -76,12 +73,10 @@ def text_from_bytes(data: bytes, source: str) -> str:
 def names_from_text(text: str, source: str, *, separator: str = "") -> tuple[str, ...]:
     """Return the names of the classes in the order of the class index.
 
-    text: a name on each line; an index with each name (``0 cat``, ``0,cat`` or ``cat,0``, with any of ``,;:=`` or a
-    tab or space between them); or JSON: a list of names, or an object index → name or name → index, also below
-    ``id2label`` or ``label2id``.
-    separator: what separates the names in place of the lines.
-    Errors: InputError when the indices are not those from 0 on, each once, or the text has the form of a list that
-    cannot be read.
+    text: a name on each line; an index with each name (``0 cat``, ``0,cat`` or ``cat,0``, with any of ``,;:=`` or a tab
+    or space between them); or JSON: a list of names, or an object index → name or name → index, also below ``id2label``
+    or ``label2id``.  separator: what separates the names in place of the lines.
+    Errors: InputError when the indices are not those from 0 on, or the list cannot be read.
     """
     text = _visible(text)
     content = text.strip()
@@ -157,7 +152,6 @@ def _from_json(content: str, source: str) -> list[str]:
 
 
 def _in_order(data: dict[Any, Any]) -> list[Any]:
-    """Return the keys, which are indices, in ascending order.  Errors: ValueError when they are not 0, 1, 2, …"""
     keys = sorted(data, key=int)
     if [int(key) for key in keys] != list(range(len(keys))):
         raise ValueError(f"the indices {', '.join(map(str, keys[:5]))}{', …' if len(keys) > 5 else ''}")

@@ -1,8 +1,4 @@
-"""Name the rules for resizing images, and check the values that go with a rule.
-
-This module imports neither numpy nor Pillow, so that the command line can list the rules quickly.
-`gmmvit_deploy.images.preprocess` defines and applies the rules.
-"""
+"""Name the rules for resizing images, which `images.preprocess` defines; imports neither numpy nor Pillow."""
 
 from __future__ import annotations
 
@@ -10,19 +6,6 @@ from collections.abc import Iterable
 from typing import Literal, get_args
 
 from gmmvit_deploy.errors import InputError
-
-__all__ = [
-    "CROP_MODES",
-    "RESIZE_RULES",
-    "STATE_PREPROCESSING",
-    "ResizeRule",
-    "crops",
-    "fit_of",
-    "one_of",
-    "require_crop_pct",
-    "resize_rule_from",
-    "resize_rule_from_timm",
-]
 
 ResizeRule = Literal[
     "stretch-bilinear",
@@ -73,10 +56,7 @@ def resize_rule_from(text: str) -> ResizeRule:
 
 
 def require_crop_pct(name: str, crop_pct: float, resize: ResizeRule) -> None:
-    """Check that a resize rule takes a value of crop_pct.  name: what the message calls the value.
-
-    Errors: InputError when ``crop_pct`` is not above 0 and at most 1, or is not 1 with a rule ``stretch``.
-    """
+    """Check a value of crop_pct; a rule ``stretch`` takes only 1.  name: for the message.  Errors: InputError."""
     if isinstance(crop_pct, bool) or not isinstance(crop_pct, int | float) or not 0 < crop_pct <= 1:
         raise InputError(f"{name}: expected a number above 0 and at most 1, got {crop_pct!r}")
     fit = fit_of(resize)
@@ -89,12 +69,9 @@ def require_crop_pct(name: str, crop_pct: float, resize: ResizeRule) -> None:
 
 
 def resize_rule_from_timm(crop_mode: str | None, interpolation: str) -> ResizeRule:
-    """Return the resize rule for two fields of timm's data configuration.
+    """Return the resize rule for timm's crop mode (None or empty is center) and interpolation.
 
-    crop_mode: center, squash or border; timm's default, with None or an empty text, is center.
-    interpolation: bilinear or bicubic.
-    Errors: InputError when a field has another value. timm takes any unknown crop mode for center, and has other
-    filters, such as nearest and lanczos, which no resize rule has.
+    Errors: InputError for other values. timm takes any unknown crop mode for center, and has filters that no rule has.
     """
     mode = crop_mode or "center"
     if mode not in CROP_MODES:

@@ -35,8 +35,6 @@ from gmmvit_deploy.images.resize_rules import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ImageSpec", "ResizeRule", "image_from_json", "image_from_pixels", "resize_rule_from"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpec:
@@ -158,24 +156,15 @@ class ImageSpec:
         return (self.channels, self.height, self.width)
 
     def pixels_from_bytes(self, data: bytes) -> NDArray[Any]:
-        """Decode, resize and crop an encoded image; return uint8 (height, width, channels).
-
-        Errors: UnusableImage when the image cannot be decoded, or cannot be resized by the rule.
-        """
+        """Return uint8 (height, width, channels) of an encoded image, resized and cropped.  Errors: UnusableImage."""
         return pixels_from_bytes(data, **self._target)
 
     def pixels_from_image(self, image: Any) -> NDArray[Any]:
-        """Convert, resize and crop an opened ``PIL.Image``; return uint8 (height, width, channels).
-
-        Errors: UnusableImage when the image cannot be resized by the rule.
-        """
+        """Return uint8 (height, width, channels) of a ``PIL.Image``, resized and cropped.  Errors: UnusableImage."""
         return pixels_from_image(image, **self._target)
 
     def tensor_from_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
-        """Normalise uint8 (..., height, width, channels) to float32 (..., channels, height, width).
-
-        Errors: InputError when the normalisation is unknown.
-        """
+        """Normalise uint8 (..., height, width, c) to float32 (..., c, height, width).  Errors: InputError."""
         if self.mean is None or self.std is None:
             raise InputError(
                 "the normalisation of the images is unknown: expected mean and std", hint=STATE_PREPROCESSING

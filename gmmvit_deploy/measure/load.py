@@ -32,8 +32,6 @@ from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.leftovers import temporary_folder
 
-__all__ = ["LoadRun", "Program", "ScenarioName", "Work", "drive"]
-
 ScenarioName = Literal["SingleStream", "MultiStream", "Offline", "Server"]
 Program = Callable[[NDArray[Any]], NDArray[Any]]
 """Inputs (B, …) → logits (B, classes)."""
@@ -45,15 +43,11 @@ _LATENCY_BOUND_UNUSED_NS = 10**12
 class Work:
     """The settings of a LoadGen run.
 
-    inputs: the inputs (N, …) from which LoadGen draws samples.
-    queries: the number of queries; in Offline, the number of samples.
-    batch: the number of samples in a query of MultiStream; in Offline and Server, the maximum number of samples for
-    which the program is called at once.
+    inputs: (N, …), from which samples are drawn.  queries: in Offline, the number of samples.
+    batch: the samples of a query of MultiStream; in Offline and Server, the maximum for a call of the program.
     callers: the maximum number of concurrent calls, in Offline and Server.
-    rate: in Server, the mean number of queries a second.
-    bound_ms: in Server, the largest allowed 99th percentile (p99) of the latencies, in milliseconds.
-    seed: the random seed for the choice of samples and for the arrival times.
-    in_thread: True to call the program from a separate thread in every scenario (`Runner.needs_own_thread`).
+    rate, bound_ms: in Server, queries a second and the largest p99 latency.
+    in_thread: True to call the program from a thread of its own in every scenario (`Runner.needs_own_thread`).
     """
 
     scenario: ScenarioName
@@ -71,11 +65,10 @@ class Work:
 class LoadRun:
     """The result of a LoadGen run.
 
-    latencies_ms: the latency of each query; in Offline, the latency of each sample.
-    seconds: the time from the scheduled time of the first query to the last answer.
-    indices: the index of each sample in the inputs, (n,), in the order of the answers.
-    outputs: the logits of each sample, (n, C), in the order of ``indices``.
-    complaints: LoadGen's errors and warnings about the run.
+    latencies_ms: of each query; in Offline, of each sample.
+    seconds: from the scheduled time of the first query to the last answer.
+    indices, outputs: the input (n,) and the logits (n, C) of each sample, in the order of the answers.
+    complaints: LoadGen's errors and warnings.
     """
 
     latencies_ms: NDArray[Any]
@@ -92,9 +85,8 @@ class LoadRun:
 def drive(program: Program, work: Work) -> LoadRun:
     """Run LoadGen once, in performance mode.
 
-    Errors: every error of the program, raised after LoadGen has ended.
-    GmmvitError when an answer is missing.
-    MissingDependencyError when LoadGen is not installed.
+    Errors: those of the program, after LoadGen has ended; GmmvitError when an answer is missing;
+    MissingDependencyError.
     """
     loadgen = require("mlperf_loadgen", package="mlcommons-loadgen", extra="bench")
     answers = _Answers(loadgen, program, work)
@@ -223,10 +215,7 @@ def _spans(trace: Path) -> dict[int, tuple[int, float, float]]:
 
 
 def _complaints(detail: Path) -> tuple[str, ...]:
-    """Read LoadGen's errors and warnings about the run.
-
-    LoadGen also warns when a run ends at the requested number of queries; this warning is left out.
-    """
+    """Read LoadGen's errors and warnings, without its warning that a run ends at the requested number of queries."""
     complaints = []
     for line in detail.read_text(encoding="utf-8").splitlines():
         note = json.loads(line.removeprefix(":::MLLOG "))

@@ -24,18 +24,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "ENOUGH",
-    "ROUNDS_OF_PROOF",
-    "Percentile",
-    "Ratio",
-    "nearest_rank",
-    "percentiles",
-    "ratio",
-    "ratio_of_medians",
-    "spread",
-]
-
 ENOUGH: dict[float, int] = {0.5: 8, 0.9: 64, 0.99: 662, 0.999: 6636}
 """Percentile as a share → minimum number of queries for this percentile."""
 ROUNDS_OF_PROOF = 6
@@ -45,11 +33,9 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Percentile:
-    """A percentile of latencies.
+    """A percentile of latencies.  share: such as 0.99.
 
-    share: the percentile as a share, such as 0.99.
-    value: the latency, in the unit of the latencies; None if there are too few queries.
-    missing: the number of additional queries that a value needs; 0 if there is a value.
+    value: in the unit of the latencies; None if ``missing`` queries more are needed.
     """
 
     share: float
@@ -72,10 +58,9 @@ class Ratio:
 
 
 def ratio(above: Sequence[float] | NDArray[Any], below: Sequence[float] | NDArray[Any]) -> Ratio:
-    """Return the ratio ``above`` / ``below`` of values that were measured in the same rounds.
+    """Return the ratio ``above`` / ``below`` of times or rates that were measured in the same rounds.
 
-    above, below: the times or rates of two programs in each round.
-    Errors: ValueError when ``above`` and ``below`` have different lengths, or are empty.
+    Errors: ValueError when the lengths differ or are 0.
     """
     if len(above) != len(below) or not len(above):
         raise ValueError(
@@ -120,16 +105,12 @@ def percentiles(latencies: NDArray[Any]) -> tuple[Percentile, ...]:
 
 
 def spread(medians: Sequence[float]) -> float:
-    """Return the interquartile range of ``medians`` divided by the median of ``medians``.
-
-    medians: the median latency of each round.
-    """
+    """Return the interquartile range of the rounds' medians divided by their median."""
     low, middle, high = np.percentile(medians, [25, 50, 75])
     return float((high - low) / middle)
 
 
 def _interval(values: Sequence[float] | NDArray[Any], confidence: float) -> tuple[float, float]:
-    """Return both ends of the sign test's interval of the median."""
     ordered, count = np.sort(values), len(values)
     outside, tail = 0, 1  # values that lie outside at each end; of the 2^count outcomes, those with so few signs
     while 2 * (tail := tail + math.comb(count, outside + 1)) / 2**count <= 1 - confidence:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from gmmvit_deploy.measure.statistics import Ratio, ratio
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 
-__all__ = ["UNTIMED_S", "seconds_in_turn", "seconds_of_turn", "settle", "time_ratio"]
-
 _SECONDS = 1.5
 """The seconds of a measurement of two programs."""
 _MIN_ROUNDS = 3
@@ -35,8 +33,7 @@ def seconds_in_turn(
 ) -> list[list[float]]:
     """Run any number of programs in turn, and return the seconds of each program in each round.
 
-    times: multiplies the time of the measurement, and the minimum number of rounds.
-    rounds: the number of rounds, whatever time they take; None measures for a time.
+    times: multiplies the time, and the minimum number of rounds.  rounds: their number; None measures for a time.
     turn_s: the minimum seconds of each half of a turn.
     """
     event = Progress("percent of the time", total=100)
@@ -59,10 +56,7 @@ def seconds_in_turn(
 
 
 def seconds_of_turn(run: Callable[[], object], min_s: float = UNTIMED_S) -> float:
-    """Run a program untimed, then timed, and return the mean seconds of a timed run.
-
-    min_s: the minimum seconds of each of the two halves. Each has at least one run.
-    """
+    """Run a program untimed, then timed, each for ``min_s``, at least once; return the mean seconds of a timed run."""
     settle(run, min_s)
     return _seconds_of_run(run, min_s)
 

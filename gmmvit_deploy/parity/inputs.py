@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,10 +20,9 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.export.golden import RANDOM, fresh_inputs
 from gmmvit_deploy.images.data.images import Images, Label, evenly_spaced
-from gmmvit_deploy.images.data.open import is_named, open_data
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 
-__all__ = ["Batch", "ImageStream", "OnBroken", "fresh_inputs", "golden_batch", "open_images_of", "random_batch"]
+__all__ = ["Batch", "ImageStream", "OnBroken", "fresh_inputs", "golden_batch", "random_batch"]
 
 OnBroken = Literal["fail", "skip"]
 _NAMED_BROKEN = 100
@@ -57,24 +55,6 @@ def random_batch(bundle: Bundle) -> Batch:
     """Return 32 random inputs.  The inputs are the same in every run, and are not stored in bundles."""
     where = tuple(f"random input {index}" for index in range(RANDOM))
     return Batch(inputs=fresh_inputs(bundle, RANDOM), where=where, labels=(None,) * RANDOM)
-
-
-def open_images_of(source: str) -> Images:
-    """Open the value of ``--data``: named data, a folder of class folders, or an array file (.npz, .npy).
-
-    Errors: InputError on any other value.
-    """
-    if is_named(source):
-        return open_data(source)
-    path = Path(source)
-    if path.is_dir():
-        return open_data(f"folder:{source}")
-    if path.suffix.lower() in (".npz", ".npy"):
-        return open_data(f"array:{source}")
-    raise InputError(
-        f"--data {source!r}: expected a kind of data such as digits or cifar10:PATH, a folder, an .npz or an .npy",
-        hint="type --data digits, or --data folder:PATH; gmmvit parity --help lists all kinds",
-    )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -1,14 +1,8 @@
 """Build HTML reports from templates.  A report is a single file that loads no other file, for screen, phone and paper.
 
-A report contains, in this order:
-
-1. the verdict, in a sentence for the person who approves the release;
-2. reasons that would change the verdict;
-3. figures and tables;
-4. skipped checks, in sections that are closed until the reader opens them.
-
-``templates/report.html`` is the layout of all reports, and ``templates/parts.html`` has their parts. The template of a
-report extends the layout, and is beside the module that collects its values.
+It has the verdict in a sentence for the person who approves the release; what would change it; figures and tables; and
+closed sections with the skipped checks. ``templates/report.html`` is the layout of all reports, and
+``templates/parts.html`` has their parts; the template of a report is beside the module that collects its values.
 """
 
 from __future__ import annotations
@@ -32,19 +26,6 @@ from gmmvit_deploy.files.writing import new_file, require_free_file
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = [
-    "Figure",
-    "Outcome",
-    "Plot",
-    "Summary",
-    "VerdictWord",
-    "figure",
-    "png",
-    "rendered",
-    "require_page",
-    "written_page",
-]
-
 _COLOURS = 64
 
 Outcome = Literal["passed", "failed", "undecided", "skipped"]
@@ -54,10 +35,8 @@ Outcome = Literal["passed", "failed", "undecided", "skipped"]
 class Summary:
     """Summary at the top of a report, as plain text.
 
-    word: the verdict in a word or two, such as PASSED.
-    sentence: the verdict in a sentence that readers understand without the rest of the report.
-    changes: lines, each with something that would change the verdict: a failure, a limit that is close, or a missing
-    check.
+    word: such as PASSED.  sentence: the verdict for a reader of nothing else.
+    changes: what would change the verdict: a failure, a limit that is close, a missing check.
     """
 
     outcome: Outcome
@@ -84,10 +63,8 @@ class Plot(NamedTuple):
 class Figure(NamedTuple):
     """Pictures side by side, with a title and a caption of some lines, both plain text.
 
-    pictures: (description for a screen reader, picture).
-    layout: ``pair``, ``single``, ``sheet`` or ``plot``, which determines the width of the pictures; a plot is smooth.
-    all_colours: False reduces a picture to 64 colours: with them a page with hundreds of pictures is small, and the
-    difference is not visible in a picture of white, blue and red.
+    pictures: (description for a screen reader, picture).  layout: the width of the pictures; a plot is smooth.
+    all_colours: False reduces a picture to 64 colours, so that a page with hundreds of pictures is small.
     """
 
     title: str
@@ -114,18 +91,13 @@ def _templates() -> Environment:
 def rendered(template: str, *, title: str, summary: Summary, **values: object) -> str:
     """Return the HTML text of a whole report.
 
-    template: the name of a template that extends ``reports/templates/report.html``.  title: plain text.
-    values: what the template reads in addition.
+    template: extends ``reports/templates/report.html``.  values: what the template reads in addition.
     """
     return _templates().get_template(template).render(title=title, summary=summary, **values)
 
 
 def figure(svg: str, title: str, caption: str) -> Plot:
-    """Return a plot with IDs of its own, which name its title and its description for a screen reader.
-
-    svg: as returned by `gmmvit_deploy.reports.plotting.svg`.
-    title: a title that no other figure on the page has, because the IDs inside the SVG are made from the title.
-    """
+    """Return a plot of `plotting.svg` with IDs made from its title, which is unique on the page, for screen readers."""
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     named = svg.replace(
         "<svg ", '<svg role="img" aria-labelledby="NAME-title" aria-describedby="NAME-description" ', 1
@@ -166,13 +138,9 @@ def written_page(html: str, path: Path, *, force: bool) -> None:
 
 
 def require_page(path: Path, *, force: bool, plots: bool = True) -> None:
-    """Check before work begins that a page can be written to ``path``.
+    """Check before work begins that a page can be written to ``path``.  plots: True if it needs matplotlib.
 
-    plots: True if the page has plots, which need matplotlib.
-    Errors:
-        InputError: the suffix of ``path`` is not .html.
-        OutputError: ``path`` exists and ``force`` is False, or the folder of ``path`` does not exist.
-        MissingDependencyError: the page has plots, and matplotlib is not installed.
+    Errors: InputError for another suffix than .html; OutputError as `require_free_file`; MissingDependencyError.
     """
     if path.suffix.lower() != ".html":
         raise InputError(

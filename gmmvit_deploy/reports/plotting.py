@@ -9,8 +9,6 @@ from typing import Any
 
 from gmmvit_deploy.extras import require
 
-__all__ = ["SERIES", "bar_style", "figure_and_axes", "line_style", "svg"]
-
 SERIES = ("#0072b2", "#d55e00", "#552222", "#9900ff", "#bb7777", "#221188", "#883300", "#553366")
 """Colours of the series in a plot, in the order of the series; ``--series-1`` and so on in the light stylesheet."""
 
@@ -21,10 +19,7 @@ _PAPER, _INK = "#ffffff", "#000000"
 
 
 def figure_and_axes(*, height: float) -> tuple[Any, Any]:
-    """Return a matplotlib figure, 7.5 inches wide, and its axes.
-
-    height: the height in inches.  Errors: MissingDependencyError when matplotlib is not installed.
-    """
+    """Return a matplotlib figure, 7.5 × ``height`` inches, and its axes.  Errors: MissingDependencyError."""
     figure = require("matplotlib.figure", package="matplotlib", extra="report").Figure(
         figsize=(7.5, height), layout="constrained"
     )
@@ -39,28 +34,21 @@ def figure_and_axes(*, height: float) -> tuple[Any, Any]:
 
 
 def line_style(number: int, *, marker: bool = False) -> dict[str, Any]:
-    """Return matplotlib's keyword arguments for a line: colour, dashes and, if ``marker`` is set, a marker.
-
-    number: the index of the series.
-    """
+    """Return matplotlib's arguments for the line of a series: colour, dashes and, if ``marker`` is set, a marker."""
     style = {"color": SERIES[number % len(SERIES)], "linestyle": _DASHES[number % len(_DASHES)]}
     return {**style, "marker": _MARKERS[number % len(_MARKERS)]} if marker else style
 
 
 def bar_style(number: int) -> dict[str, Any]:
-    """Return matplotlib's keyword arguments for a bar: colour, and a hatching in the colour of the background.
-
-    number: the index of the series.
-    """
+    """Return matplotlib's arguments for the bar of a series: colour, and a hatching in that of the background."""
     style = {"color": SERIES[number % len(SERIES)], "edgecolor": _PAPER, "linewidth": 0.5}
     return {**style, "hatch": _HATCHES[number % len(_HATCHES)]}
 
 
 def svg(figure: Any, description: str) -> str:
-    """Return the SVG text of a figure.  The text has no date and deterministic IDs, so equal figures give equal bytes.
+    """Return the SVG text of a figure, without a date: equal figures give equal bytes.
 
-    The colours are CSS variables of ``report.css``, which change with the dark mode of the page.
-    description: the content of the plot in words, for readers who cannot see the plot.
+    The colours are CSS variables of ``report.css``, for the dark mode.  description: for readers who do not see it.
     """
     context = require("matplotlib", package="matplotlib", extra="report").rc_context
     file = io.StringIO()

@@ -8,8 +8,6 @@ from typing import Any
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 
-__all__ = ["described_bundle", "plain"]
-
 
 def described_bundle(bundle: Bundle) -> dict[str, Any]:
     """Return the path, hashes, checkpoint, model, input kind and export versions of a bundle."""

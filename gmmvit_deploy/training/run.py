@@ -16,7 +16,8 @@ from gmmvit_deploy.files.writing import new_folder, require_free
 from gmmvit_deploy.images.data.images import Images
 from gmmvit_deploy.images.data.open import held_out_of, kind_of_data, open_data
 from gmmvit_deploy.images.datasets import DATASETS
-from gmmvit_deploy.images.spec import ImageSpec, ResizeRule
+from gmmvit_deploy.images.resize_rules import ResizeRule
+from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.specs import MaskKind, ModelSpec
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.training._batches import seed_everything

@@ -36,7 +36,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try fewer delays and search for a shorter time; each trial still has as many queries as a p99 needs."""
     monkeypatch.setattr(tuning, "_DELAYS_US", (0,))
     monkeypatch.setattr(served_load, "_STEPS", 2)
-    monkeypatch.setattr(served_load, "_SECONDS_AT_LEAST", 0.0)
+    monkeypatch.setattr(served_load, "_MIN_SECONDS", 0.0)
 
 
 def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,6 @@ import pytest
 from gmmvit_cli.main import main
 from gmmvit_cli.progress import LINE_MARK
 
-__all__ = ["Answer", "gmmvit_here", "refused", "without_progress"]
-
 
 class Answer(NamedTuple):
     status: int

@@ -45,13 +45,6 @@ def test_lists_go_on_after_a_comma() -> None:
     assert completions("export", "--precision", "fp1") == ["fp16"]
 
 
-def test_a_path_is_left_to_the_shell() -> None:
-    """No completion of our own: every shell then completes files and folders."""
-    assert completions("export", "checkpoint") == []
-    assert completions("export", "--output") == []
-    assert completions("export", "--calibration", "photos/") == []
-
-
 _BASH = """
 eval "$(_GMMVIT_COMPLETE=source_bash gmmvit)"
 complete_line() {

@@ -54,7 +54,7 @@ def test_what_the_command_line_cannot_read(command: str, message: str, hint: str
         ("parity nowhere --runner eager,none", "runner 'none' is not known"),
         ("pack nowhere --runner eager", "--runner eager: this command cannot use this runner"),
         ("tune nowhere --bound-ms 1 --runner none", "runner 'none' is not known"),
-        ("optimize nowhere --data none:x", "--data 'none:x': expected a kind of data"),
+        ("optimize nowhere --data none:x", "data 'none:x': expected a kind of data"),
         ("manifests nowhere --replicas 2", "--replicas: expected MIN:MAX, such as 2:10, got '2'"),
         ("gateway . --keys no-such-file", "--keys no-such-file: no such file or folder"),
         ("bench --compare no-such-file other", "no-such-file"),

@@ -17,13 +17,12 @@ from gmmvit_cli.main import app
 from gmmvit_cli.progress import LINE_MARK
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.demo._digits import load_digit_images
 from gmmvit_deploy.demo.models import DIGITS_SPEC, OwnModel
 from gmmvit_deploy.demo.run import run_demo
 from gmmvit_deploy.errors import GmmvitError, OutputError
 from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
-from gmmvit_deploy.parity.inputs import open_images_of
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.engines.card import open_engine
@@ -92,7 +91,7 @@ def test_accuracy_is_the_same_number_from_pytorch_to_the_live_server(demo: Demo)
 
 def judged(bundle: Bundle, precision: Precision, data: str, **options: Any) -> ParityReport:
     with open_runner("onnxruntime", bundle, precision=precision) as runner:
-        return check_parity(bundle, [runner], ParityOptions(data=open_images_of(data), **options))
+        return check_parity(bundle, [runner], ParityOptions(data=open_data(data), **options))
 
 
 def test_fp16_on_held_out_digits(demo: Demo) -> None:
@@ -166,9 +165,3 @@ def test_a_demo_that_does_not_learn_fails(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(GmmvitError, match="expected at least 95%"):
         run_demo(tmp_path / "demo")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_held_out_digits_are_not_trained_on() -> None:
-    digits = load_digit_images(OwnModel())
-    assert (len(digits.train_classes), len(digits.held_out_classes)) == (1437, 360)
-    assert set(digits.held_out_classes) == set(range(10))

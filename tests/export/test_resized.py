@@ -14,10 +14,10 @@ from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
+from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.parity._summary import summary_of
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
-from gmmvit_deploy.parity.inputs import open_images_of
 from gmmvit_deploy.runtimes.runners.open import open_runners
 
 timm = pytest.importorskip("timm")
@@ -97,7 +97,7 @@ def test_parity_with_images_compares_top1(bundle: Bundle, tmp_path: Path) -> Non
             pixels = generator.integers(0, 256, (60, 60, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / label / f"{index}.png")
     with open_runners(["onnxruntime"], bundle) as runners:
-        report = check_parity(bundle, runners, ParityOptions(data=open_images_of(str(tmp_path))))
+        report = check_parity(bundle, runners, ParityOptions(data=open_data(str(tmp_path))))
     accuracy = report.runners[0].check("accuracy")
     assert accuracy.details["images"] == 20
     assert accuracy.summary.startswith("top-1 ")

@@ -44,13 +44,6 @@ def test_lossless_formats_give_the_pixels_themselves(kind: str) -> None:
     np.testing.assert_array_equal(rgb(32).pixels_from_bytes(data), np.asarray(image))
 
 
-@pytest.mark.parametrize("size", [(64, 64), (31, 47), (500, 20), (1, 1)])
-def test_resizes_as_training_does(size: tuple[int, int]) -> None:
-    image = photo(*size)
-    expected = image.resize((32, 32), Image.Resampling.BILINEAR)
-    np.testing.assert_array_equal(rgb(32).pixels_from_bytes(encoded(image, "PNG")), np.asarray(expected))
-
-
 def test_normalisation_has_the_bits_of_training() -> None:
     """ToTensor and Normalize as torch computes them: uint8 → float32 / 255, minus mean, over std."""
     pixels = np.asarray(photo(32, 32))

@@ -159,22 +159,10 @@ def test_crop_pct_outside_its_range(crop_pct: Any) -> None:
         ImageSpec(height=8, width=8, channels=3, resize="center-bicubic", crop_pct=crop_pct)
 
 
-def test_crop_pct_needs_a_rule_that_crops() -> None:
-    with pytest.raises(InputError, match="expected 1 with the resize rule stretch-bilinear") as caught:
-        ImageSpec(height=8, width=8, channels=3, crop_pct=0.9)
-    assert "--resize center-bilinear, shortest-bilinear, squash-bilinear or border-bilinear" in caught.value.hint
-    assert ImageSpec(height=8, width=8, channels=3, crop_pct=1).resize_text == "stretch-bilinear"
-
-
 @pytest.mark.parametrize("crop_pct", [1e-4, 1e-310])
 def test_a_crop_from_a_huge_image_is_refused(crop_pct: float) -> None:
     with pytest.raises(InputError, match="an image would be resized to more than 50000000 pixels before the crop"):
         ImageSpec(height=8, width=8, channels=3, resize="squash-bicubic", crop_pct=crop_pct)
-
-
-def test_border_needs_the_mean() -> None:
-    with pytest.raises(InputError, match="the resize rule border-bicubic needs the mean"):
-        ImageSpec(height=8, width=8, channels=3, resize="border-bicubic")
 
 
 def test_the_names_of_timm() -> None:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from gmmvit_deploy.errors import InputError, SpecError
-from gmmvit_deploy.images.datasets import DATASETS, dataset
+from gmmvit_deploy.errors import SpecError
+from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.models.families import PRESETS, preset_spec, spec_from_json
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
@@ -69,9 +69,3 @@ def test_unknown_preset_lists_the_known_presets() -> None:
 def test_datasets_have_as_many_labels_as_classes() -> None:
     classes = {"cifar10": 10, "cifar100": 100, "svhn": 10, "tiny-imagenet": 200, "mnist": 10, "digits": 10}
     assert {name: len(set(entry.labels)) for name, entry in DATASETS.items()} == classes
-
-
-def test_unknown_dataset_lists_the_known_datasets() -> None:
-    with pytest.raises(InputError) as caught:
-        dataset("imagenet")
-    assert "tiny-imagenet" in caught.value.hint

@@ -16,7 +16,7 @@ from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
-from gmmvit_deploy.parity.inputs import ImageStream, open_images_of
+from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.page import page_of, write_page
 from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
@@ -241,7 +241,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_broken_image_is_fatal_or_skipped_as_asked(folder: Path, bundle: Bundle) -> None:
-    images = open_images_of(str(folder))
+    images = open_data(str(folder))
     with pytest.raises(ImageError, match=r"2\.png: the file is not a JPEG") as caught:
         list(ImageStream(bundle=bundle, images=images, batch=4))
     assert "--on-broken skip" in caught.value.hint
@@ -281,12 +281,12 @@ def test_copies_of_an_image_count_once(precise_bundle: Bundle) -> None:
 def test_nothing_but_broken_images(folder: Path, bundle: Bundle) -> None:
     for path in folder.rglob("*.png"):
         path.write_bytes(b"nothing")
-    stream = ImageStream(bundle=bundle, images=open_images_of(str(folder)), batch=4, on_broken="skip")
+    stream = ImageStream(bundle=bundle, images=open_data(str(folder)), batch=4, on_broken="skip")
     with pytest.raises(InputError, match="all 6 images are broken"):
         list(stream)
 
 
 @pytest.mark.parametrize("source", ["nowhere", "cifar11:x", "file.txt"])
 def test_names_that_are_no_data(source: str) -> None:
-    with pytest.raises(InputError, match=r"data '"):
-        open_images_of(source)
+    with pytest.raises(InputError, match=r"data '.*: expected a kind of data"):
+        open_data(source)

@@ -23,7 +23,7 @@ from gmmvit_deploy.demo.models import save_checkpoint
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.images import spec as contract
 from gmmvit_deploy.images.data.images import ArrayImages
-from gmmvit_deploy.images.datasets import dataset
+from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.preprocess import tensor_from_pixels
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.report import ParityReport
@@ -119,7 +119,7 @@ def test_wrong_normalisation_in_the_graph(fault: str, reason: str, bundle: Bundl
     if fault == "channels":
         broken = faults.channels_reversed(bundle, tmp_path / "bundle")
     else:
-        other = dataset("svhn")
+        other = DATASETS["svhn"]
         how = replace(bundle.manifest.image, mean=other.mean, std=other.std)
         broken = rebuilt(bundle, tmp_path / "bundle", lambda model: None, preprocessing=how)
     judgement = judged(broken)

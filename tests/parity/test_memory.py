@@ -18,10 +18,10 @@ import resource, sys
 from pathlib import Path
 from gmmvit_deploy.bundle.artifacts import open_bundle
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
-from gmmvit_deploy.parity.inputs import open_images_of
+from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.runtimes.runners.open import open_runner
 
-bundle, data = open_bundle(Path(sys.argv[1])), open_images_of(sys.argv[2])
+bundle, data = open_bundle(Path(sys.argv[1])), open_data(sys.argv[2])
 seen = []
 with open_runner("onnxruntime", bundle) as runner:
     for limit in (500, int(sys.argv[3])):

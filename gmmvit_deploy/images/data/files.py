@@ -1,9 +1,7 @@
 """What the arguments and options of a command name: image files, folders, glob patterns, and kinds of data.
 
-A file is an image if its name says so (`SUFFIXES`) or its first bytes do (`HEAD`). An image with a usual name is not
-opened to find out. Hidden names, such as ``._photo.jpg`` of macOS, say nothing.
-
-The command line imports this module without importing the readers of the data.
+A file is an image if its name says so (`SUFFIXES`) or its first bytes do (`HEAD`). Hidden names, such as
+``._photo.jpg`` of macOS, say nothing. The command line imports this module without the readers of the data.
 """
 
 from __future__ import annotations
@@ -17,41 +15,13 @@ from pathlib import Path, PurePosixPath
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = [
-    "HEAD_BYTES",
-    "KINDS",
-    "SPLITS",
-    "LeftOut",
-    "LeftOutKind",
-    "hidden_kind",
-    "image_files",
-    "images_among",
-    "is_image",
-    "left_out_text",
-    "split_folder",
-]
-
 KINDS = ("cifar10", "cifar100", "svhn", "mnist", "tiny-imagenet", "folder", "table", "array", "digits")
 """The kinds of data that the options ``--data`` and ``--calibration`` accept."""
 SPLITS = ("test", "train")
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
-    *(
-        ".jp2",
-        ".j2k",
-        ".avif",
-        ".heic",
-        ".heif",
-        ".pbm",
-        ".pnm",
-        ".dib",
-        ".ico",
-        ".tga",
-        ".pcx",
-        ".sgi",
-        ".xbm",
-        ".dds",
-    ),
+    *(".jp2", ".j2k", ".avif", ".heic", ".heif", ".pbm", ".pnm", ".dib", ".ico", ".tga", ".pcx", ".sgi", ".xbm"),
+    ".dds",
 )
 """Endings of the names of image files. HEIF cannot be decoded, but needs an answer that says so."""
 _OTHERS = (
@@ -70,16 +40,12 @@ HEAD = re.compile(
 """The first bytes of an image file, as in the ``accept`` functions of Pillow's plugins."""
 HEAD_BYTES = 16
 _SHOWN = 5
-_MOST_KINDS = 50
+_MAX_KINDS = 50
 _SPLIT_FOLDERS = {"train", "val", "valid", "validation", "test"}
 
 
 def is_image(name: str, head: Callable[[], bytes]) -> bool:
-    """Return True if a file is an image, by its name or its first bytes.
-
-    name: the name or path of the file.  head: returns the first `HEAD_BYTES` bytes; called only if the name does not
-    say that the file is an image.
-    """
+    """Return True if a file is an image.  head: returns its first `HEAD_BYTES` bytes."""
     base = name.rpartition("/")[2].lower()
     if base.endswith(SUFFIXES) and not base.startswith("."):
         return True
@@ -87,10 +53,7 @@ def is_image(name: str, head: Callable[[], bytes]) -> bool:
 
 
 def hidden_kind(path: str) -> str:
-    """Return the kind in `LeftOut` of a file in a hidden folder, such as a thumbnail; empty for other files.
-
-    path: below the folder that the user named.
-    """
+    """Return the kind in `LeftOut` of a file in a hidden folder below the named one, or ""."""
     folders = path.split("/")[:-1]
     hidden = any(name == "__MACOSX" or (name.startswith(".") and name not in (".", "..")) for name in folders)
     return "in hidden folders" if hidden else ""
@@ -131,7 +94,7 @@ class LeftOut:
         # A name that is not UTF-8 has surrogates, which no output can encode.
         name = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         kind = kind or _kind_of(PurePosixPath(name))
-        if kind not in self._kinds and len(self._kinds) >= _MOST_KINDS:
+        if kind not in self._kinds and len(self._kinds) >= _MAX_KINDS:
             kind = "other"
         files, first = self._kinds.get(kind, (0, name))
         self._kinds[kind] = (files + 1, first)
@@ -163,9 +126,7 @@ def left_out_text(kinds: Sequence[LeftOutKind]) -> str:
 def image_files(arguments: Iterable[str], left_out: LeftOut | None = None) -> list[Path]:
     """Return the files that the arguments name, in the order of the arguments and without duplicates.
 
-    An argument is a file, a folder, or a glob pattern. A folder stands for all images in the folder and in its
-    subfolders, a pattern for the images that it matches. The files of each folder and of each pattern are sorted.
-    left_out: counts the files of folders and patterns that are not images.
+    A folder stands for all images below it, a pattern for the images that it matches; their files are sorted.
     Errors: InputError when an argument matches no file, or a folder or a pattern has no image.
     """
     left_out = LeftOut() if left_out is None else left_out
@@ -189,10 +150,7 @@ def image_files(arguments: Iterable[str], left_out: LeftOut | None = None) -> li
 
 
 def images_among(paths: Iterable[Path], root: Path, left_out: LeftOut) -> list[Path]:
-    """Return the sorted files that are images, without those in hidden folders below ``root``.
-
-    left_out: counts the other files.
-    """
+    """Return the sorted files that are images and not in hidden folders; ``left_out`` gets the others."""
     images = []
     for path in sorted(paths):
         if path.is_file():

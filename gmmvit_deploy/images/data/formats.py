@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import pickle
 import struct
+import tarfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.images.data._archives import member, members
 from gmmvit_deploy.images.data.files import LeftOut, hidden_kind, images_among, split_folder
 from gmmvit_deploy.images.data.images import ArrayImages, FileImages, Images, Label
 from gmmvit_deploy.images.datasets import DATASETS
@@ -20,19 +22,12 @@ from gmmvit_deploy.images.names import clean_name
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["array_file", "arrays_in", "cifar", "class_folders", "digits", "idx", "svhn", "table", "tiny_imagenet"]
-
 _SIDE = 32  # the height and the width of CIFAR images, in pixels
 _DIGITS_SEED, _HELD_OUT = 7, 360
 
 
 def cifar(path: Path, split: str, *, classes: int) -> Images:
-    """Read CIFAR-10 or CIFAR-100 in the Python or the binary version.
-
-    path: the downloaded archive, or the folder with the unpacked files.  split: ``test`` or ``train``.
-    classes: 10 or 100.
-    Errors: InputError when a file is missing or has another format.
-    """
+    """Read CIFAR-10 or CIFAR-100 (``classes``) in the Python or the binary version, packed or unpacked."""
     import numpy as np
 
     stems = {
@@ -41,11 +36,11 @@ def cifar(path: Path, split: str, *, classes: int) -> Images:
         (100, "test"): ["test"],
         (100, "train"): ["train"],
     }[classes, split]
-    present = members(path)
+    present = _members(path)
     if set(stems) <= present:
-        parts = [_cifar_python(member(path, stem), f"{path}: {stem}", classes) for stem in stems]
+        parts = [_cifar_python(_member(path, stem), f"{path}: {stem}", classes) for stem in stems]
     elif {f"{stem}.bin" for stem in stems} <= present:
-        parts = [_cifar_binary(member(path, f"{stem}.bin"), f"{path}: {stem}.bin", classes) for stem in stems]
+        parts = [_cifar_binary(_member(path, f"{stem}.bin"), f"{path}: {stem}.bin", classes) for stem in stems]
     else:
         expected = f"{stems[0]} or {stems[0]}.bin"
         raise InputError(
@@ -91,9 +86,8 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _arrays_from_pickle(data: bytes, name: str) -> dict[str, Any]:
-    """Return the pickled dictionary in ``data``, with the keys converted to text, without running code from the file.
+    """Return the pickled dictionary with its keys as text, without running code from the file.
 
-    name: the name of the file, for messages.
     Errors: InputError when the pickle contains more than arrays, is damaged, or is not a dictionary.
     """
     try:
@@ -123,10 +117,7 @@ def _cifar_binary(data: bytes, name: str, classes: int) -> tuple[NDArray[Any], N
 
 
 def _planes(rows: NDArray[Any], name: str) -> NDArray[Any]:
-    """Convert rows (N, 3072) to images (N, 32, 32, 3).  Each row is a red, a green and a blue plane.
-
-    Errors: InputError when a row has another number of values.
-    """
+    """Convert rows (N, 3072), a red, a green and a blue plane, to images (N, 32, 32, 3).  Errors: InputError."""
     if rows.shape[1] != 3 * _SIDE**2:
         raise InputError(f"{name}: expected {3 * _SIDE**2} values per image, got {rows.shape[1]}")
     images: NDArray[Any] = rows.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)
@@ -134,12 +125,7 @@ def _planes(rows: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def svhn(path: Path, split: str) -> Images:
-    """Read the cropped digits of SVHN from ``test_32x32.mat`` or ``train_32x32.mat``.
-
-    path: the file, or the folder that contains the file.
-    The files use class 10 for the digit 0; the result uses class 0.
-    Errors: InputError when the file is missing or damaged.
-    """
+    """Read the cropped digits of SVHN, whose class 10 is the digit 0.  path: ``{split}_32x32.mat`` or its folder."""
     loadmat = require("scipy.io", package="scipy", extra="demo").loadmat
     file = path / f"{split}_32x32.mat" if path.is_dir() else path
     try:
@@ -154,19 +140,14 @@ def svhn(path: Path, split: str) -> Images:
 
 
 def idx(path: Path, split: str) -> Images:
-    """Read MNIST, or another data set in files with the format and the names of MNIST.
-
-    The split ``test`` has the files ``t10k-images-idx3-ubyte`` and ``t10k-labels-idx1-ubyte``. The files may be
-    compressed with gzip.
-    Errors: InputError when a file is missing or damaged.
-    """
+    """Read MNIST, or files with its format and names, plain or compressed; ``test`` is ``t10k-images-idx3-ubyte``."""
     stem = "t10k" if split == "test" else "train"
-    present = members(path)
+    present = _members(path)
     arrays = []
     for kind, dims in (("images-idx3", 3), ("labels-idx1", 1)):
         plain = f"{stem}-{kind}-ubyte"
         name = plain if plain in present else f"{plain}.gz"
-        arrays.append(_idx(member(path, name), f"{path}: {name}", dims))
+        arrays.append(_idx(_member(path, name), f"{path}: {name}", dims))
     return ArrayImages(f"mnist {split}", arrays[0], arrays[1], tuple("0123456789"))
 
 
@@ -183,11 +164,7 @@ def _idx(data: bytes, name: str, dims: int) -> NDArray[Any]:
 
 
 def tiny_imagenet(path: Path, split: str) -> Images:
-    """Read the folder of Tiny-ImageNet.
-
-    The class index of an image is the position of the WordNet ID of the class in the sorted list of ``wnids.txt``.
-    Errors: InputError when the folder does not contain Tiny-ImageNet.
-    """
+    """Read the folder of Tiny-ImageNet; a class index is the place of its WordNet ID in the sorted ``wnids.txt``."""
     try:
         order = {name: index for index, name in enumerate(sorted((path / "wnids.txt").read_text().split()))}
         if split == "train":
@@ -207,12 +184,10 @@ def tiny_imagenet(path: Path, split: str) -> Images:
 
 
 def class_folders(path: Path, split: str) -> Images:
-    """Read a folder of images with a subfolder for each class.  The sorted names of the subfolders are the classes.
+    """Read a folder of images with a subfolder for each class, or without subfolders and without classes.
 
-    Names are those of `clean_name`: two folders that differ only in the form of Unicode are one class.
-
-    If the folder has no subfolders, the images have no classes.
-    split: if ``path`` has a subfolder for this split (`split_folder`), the images are read from this subfolder.
+    The sorted names of the subfolders, as `clean_name` has them, are the classes. If ``path`` has a subfolder for the
+    split (`split_folder`), the images are read from it.
     Errors: InputError when ``path`` is not a folder, contains no image, or a name is not UTF-8.
     """
     root = split_folder(path, split)
@@ -240,11 +215,8 @@ def table(path: Path) -> Images:
         images/a.png,1,1
         images/b.png,0,0
 
-    The column ``file`` has paths relative to the table. Every other column is a label, with 1 for the images that have
-    the label and 0 for all others.
-
-    Errors: InputError when the file cannot be read, has no column ``file`` or no label, or when a row has another
-    number of values, or a value other than 0 and 1.
+    The paths are relative to the table. Every other column is a label, with 1 for the images that have it, else 0.
+    Errors: InputError with the line that has another form.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -272,10 +244,7 @@ def table(path: Path) -> Images:
 
 
 def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
-    """Return name → array for an .npz or .npy file.  The array of an .npy file gets the name ``images``.
-
-    Errors: InputError when the file has another format, or when the file stores pickled objects.
-    """
+    """Return name → array of an .npz file, or ``images`` → array of an .npy file.  Errors: InputError."""
     import numpy as np
 
     try:
@@ -288,11 +257,9 @@ def arrays_in(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def array_file(path: Path) -> Images:
-    """Read an .npz file with the array ``images`` and optionally the array ``labels``, or an .npy file of images.
+    """Read an .npz file with ``images`` and optionally ``labels``, or an .npy file of images.  Errors: InputError.
 
     ``labels`` holds class indices (N,) or, for multi-label data, 0 and 1 for each class (N, C).
-
-    Errors: InputError when the file cannot be read, or has no array ``images``.
     """
     arrays = arrays_in(path)
     if "images" not in arrays:
@@ -301,10 +268,7 @@ def array_file(path: Path) -> Images:
 
 
 def digits(split: str) -> Images:
-    """Return the grey images of digits, (N, 8, 8), that are part of scikit-learn.
-
-    split: ``test`` for the 360 images that ``gmmvit demo`` does not train on, ``train`` for the other images.
-    """
+    """Return scikit-learn's grey digits, (N, 8, 8).  ``test``: the 360 that ``gmmvit demo`` does not train on."""
     import numpy as np
 
     bunch = require("sklearn.datasets", package="scikit-learn", extra="demo").load_digits()
@@ -312,3 +276,42 @@ def digits(split: str) -> Images:
     order = np.random.default_rng(_DIGITS_SEED).permutation(len(grey))
     chosen = order[:_HELD_OUT] if split == "test" else order[_HELD_OUT:]
     return ArrayImages(f"digits {split}", grey[chosen], bunch.target[chosen], tuple("0123456789"))
+
+
+_BROKEN = (OSError, EOFError, tarfile.TarError, zlib.error)
+"""Exceptions that reading a damaged archive raises."""
+
+
+def _members(path: Path) -> set[str]:
+    """Return the names of all files below a folder or in a tar archive.  Errors: InputError for anything else."""
+    if path.is_dir():
+        return {file.name for file in path.rglob("*") if file.is_file()}
+    return {Path(name).name for name in _archive_names(path)}
+
+
+def _member(path: Path, name: str) -> bytes:
+    """Return the content of the only file called ``name``, decompressed if it ends in .gz.  Errors: InputError."""
+    try:
+        if path.is_dir():
+            (only,) = [file for file in path.rglob("*") if file.name == name and file.is_file()]
+            data = only.read_bytes()
+        else:
+            (full,) = [full for full in _archive_names(path) if Path(full).name == name]
+            with tarfile.open(path) as archive:
+                file = archive.extractfile(full)
+                data = file.read() if file else b""
+        return gzip.decompress(data) if name.endswith(".gz") else data
+    except ValueError as exc:
+        raise InputError(f"{path}: expected exactly one file called {name} in this folder or archive") from exc
+    except _BROKEN as exc:
+        raise InputError(f"{path}: {name} cannot be read: {exc}") from exc
+
+
+def _archive_names(path: Path) -> list[str]:
+    try:
+        with tarfile.open(path) as archive:
+            return [entry.name for entry in archive if entry.isfile()]
+    except FileNotFoundError as exc:
+        raise InputError(f"{path}: no such file or folder") from exc
+    except _BROKEN as exc:
+        raise InputError(f"{path}: expected a folder or a tar archive: {exc}") from exc

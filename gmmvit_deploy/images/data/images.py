@@ -16,8 +16,6 @@ from gmmvit_deploy.images.spec import ImageSpec, image_from_pixels
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ArrayImages", "FileImages", "Images", "Label", "evenly_spaced"]
-
 
 Label = int | tuple[int, ...] | None
 """The index of the true class, the ascending indices of all true classes in multi-label data, or None."""
@@ -32,11 +30,9 @@ def evenly_spaced(count: int, limit: int) -> NDArray[Any]:
 
 
 class Images:
-    """Abstract class: labelled images, addressed by index.  ``len(images)`` is the number of images.
+    """Abstract class: labelled images, addressed by index.
 
-    name: the name of the data set.
-    classes: the class names in the order of the class index; empty if the data set has no class names.
-    left_out: the files beside the images.
+    classes: the names in the order of the class index, or empty.  left_out: the files beside the images.
     An image that cannot be decoded raises ImageError, so that the caller can skip the image.
     """
 
@@ -48,17 +44,11 @@ class Images:
         raise NotImplementedError
 
     def pixels(self, index: int, image: ImageSpec) -> NDArray[Any]:
-        """Return the image as uint8 (height, width, channels), converted and resized in the same way as on a server.
-
-        image: the description of the images that the model expects.
-
-        Errors: ImageError when the image cannot be decoded, or cannot be resized by the model's resize rule.
-        """
+        """Return the image as uint8 (height, width, channels), resized as on a server.  Errors: ImageError."""
         raise NotImplementedError
 
     def encoded(self, index: int) -> bytes:
-        """Return the bytes that a client would send to a server: the content of the file, or a PNG of the array
-        or of a file in another format (`as_served`).
+        """Return what a client sends to a server: the file, or a PNG of an array or of another format (`as_served`).
 
         Errors: ImageError when the file cannot be read, or is of another format and damaged or too large.
         """
@@ -74,10 +64,7 @@ class Images:
 
 
 class ArrayImages(Images):
-    """Images in a uint8 array.
-
-    The shape is (N, height, width) for grey images, or (N, height, width, channels) with 1 to 4 channels.
-    """
+    """Images in a uint8 array, (N, height, width) or (N, height, width, 1 to 4 channels)."""
 
     def __init__(
         self,
@@ -89,8 +76,7 @@ class ArrayImages(Images):
         """Store the images.
 
         labels: the class index of each image, 0 and 1 for each class of each image, or None.
-        Errors: InputError when ``images`` is empty or has another shape or data type, or when ``labels`` do not contain
-        a whole number for each image.
+        Errors: InputError when ``images`` or ``labels`` have another shape or type.
         """
         import numpy as np
 
@@ -136,10 +122,7 @@ class ArrayImages(Images):
 
 
 def _labels_array(labels: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return class indices (N,) or, for multi-label data, 0 and 1 for each class (N, C).
-
-    Errors: InputError when a two-dimensional array of several columns has other values than 0 and 1.
-    """
+    """Return class indices (N,) or, for multi-label data, 0 and 1 for each class (N, C).  Errors: InputError."""
     if labels.ndim != 2 or labels.shape[1] == 1:
         return labels.reshape(-1)
     if labels.dtype.kind not in "biu" or labels.min() < 0 or labels.max() > 1:
@@ -162,11 +145,6 @@ class FileImages(Images):
         *,
         left_out: Sequence[LeftOutKind] = (),
     ) -> None:
-        """Store the paths of the files.
-
-        labels: the class or classes of each file, or None.  left_out: the files beside the images.
-        Errors: InputError when ``files`` is empty.
-        """
         if not files:
             raise InputError(f"{name}: expected at least one image file, got none; {left_out_text(left_out)}")
         self.name, self.classes, self.left_out = name, classes, tuple(left_out)

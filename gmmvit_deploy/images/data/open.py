@@ -4,6 +4,7 @@
     folder:PATH    a folder with a subfolder per class, or a folder of images
     table:PATH     a .csv file with a column of files and a column of 0 and 1 for each label (multi-label)
     array:PATH     an .npz or .npy file of images
+    PATH           a folder or an array file, as with folder: and array:
     digits         the images of digits that are part of scikit-learn
 
 The suffix ``#train`` or ``#test`` selects the split; without a suffix the split is ``test``.
@@ -19,8 +20,6 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data import formats
 from gmmvit_deploy.images.data.files import KINDS, SPLITS, split_folder
 from gmmvit_deploy.images.data.images import Images
-
-__all__ = ["KINDS", "held_out_of", "is_named", "kind_of_data", "open_data", "require_data"]
 
 _WITHOUT_PATH = "digits"
 _READERS: dict[str, Callable[[Path, str], Images]] = {
@@ -42,12 +41,7 @@ def is_named(text: str) -> bool:
 
 
 def open_data(text: str, *, split: str = "test") -> Images:
-    """Open the data that a text ``kind:path#split`` names.
-
-    split: the split if the text names no split.
-    Errors: InputError when the kind or the split is unknown, when the path is missing or does not exist, or when the
-    data at the path is of another kind.
-    """
+    """Open the data of a text ``kind:path#split``.  split: if the text names none.  Errors: InputError."""
     kind, path, named = _parts(text)
     return _READERS[kind](path, named or split)
 
@@ -58,10 +52,7 @@ def kind_of_data(text: str) -> str:
 
 
 def held_out_of(text: str) -> str | None:
-    """Return the text that names the split test of the same data, or None if the data has no other split.
-
-    Errors: InputError when the text is not valid.
-    """
+    """Return the text that names the split test of the same data, or None if there is none.  Errors: InputError."""
     kind, path, split = _parts(text)
     single = kind == "array" or (kind == "svhn" and path.is_file())
     if split == "test" or single or (kind == "folder" and split_folder(path, "test") == path):
@@ -70,27 +61,17 @@ def held_out_of(text: str) -> str | None:
 
 
 def require_data(text: str) -> None:
-    """Check a text ``kind:path#split`` without reading the data.
-
-    Errors: InputError when the kind or the split is unknown, or when the path is missing or does not exist.
-    """
+    """Check a text ``kind:path#split``, and that the path exists, without reading the data.  Errors: InputError."""
     kind, path, _ = _parts(text)
     if kind != _WITHOUT_PATH and not path.exists():
         raise InputError(f"{path}: no such file or folder", hint=f"type {kind}:PATH with the path of the data")
 
 
 def _parts(text: str) -> tuple[str, Path, str]:
-    """Split a text ``kind:path#split`` into (kind, path, split); the split is empty if the text names no split.
-
-    Errors: InputError when the kind or the split is unknown, or when the path is missing or not expected.
-    """
     described, _, split = text.partition("#")
     kind, _, path = described.partition(":")
     if kind not in _READERS:
-        raise InputError(
-            f"data {text!r}: {kind!r} is not a known kind of data",
-            hint=f"type {KINDS[-1]}, or KIND:PATH, where KIND is one of {', '.join(KINDS[:-1])}",
-        )
+        kind, path = _kind_of_path(text, Path(described)), described
     if split not in (*SPLITS, ""):
         raise InputError(
             f"data {text!r}: split {split!r} is not known", hint=f"type #{' or #'.join(SPLITS)} after the path"
@@ -99,3 +80,14 @@ def _parts(text: str) -> tuple[str, Path, str]:
         problem = f"{kind} takes no path" if path else f"expected a path after {kind}:"
         raise InputError(f"data {text!r}: {problem}", hint=f"type {kind}" if path else f"type {kind}:PATH")
     return kind, Path(path), split
+
+
+def _kind_of_path(text: str, path: Path) -> str:
+    if path.is_dir():
+        return "folder"
+    if path.suffix.lower() in (".npz", ".npy"):
+        return "array"
+    raise InputError(
+        f"data {text!r}: expected a kind of data such as digits or cifar10:PATH, a folder, an .npz or an .npy",
+        hint=f"type {KINDS[-1]}, or KIND:PATH, where KIND is one of {', '.join(KINDS[:-1])}",
+    )

@@ -1,8 +1,4 @@
-"""Decode the image files that a server refuses, and turn them into PNG files with the same pixels for a server.
-
-A server decodes only the formats of `preprocess.FORMATS`, because strangers send it files. The files of a user can have
-more formats, as in torchvision's ImageFolder.
-"""
+"""Decode the image files that a server refuses, because strangers send it files, and turn them into PNG files."""
 
 from __future__ import annotations
 
@@ -16,8 +12,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.images.spec import ImageSpec
 
-__all__ = ["as_served", "pixels_of_file"]
-
 _SERVED = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"BM")  # JPEG, PNG, WebP, BMP
 _OTHERS = ("GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "DIB", "ICO", "PCX", "SGI", "XBM", "DDS", "TGA")
 _MODES_OF_PNG = ("1", "L", "LA", "P", "RGB", "RGBA")
@@ -25,11 +19,7 @@ _BITS_PER_SAMPLE = 258  # a tag of TIFF
 
 
 def as_served(data: bytes) -> bytes:
-    """Return the first frame of a file of `_OTHERS` as a PNG, and any other bytes unchanged.
-
-    Errors: UnusableImage when such a file is damaged or has more than 8 bits a channel, or when it or the PNG is too
-    large.
-    """
+    """Return the first frame of a file of `_OTHERS` as a PNG, and any other bytes unchanged.  Errors: UnusableImage."""
     image = _opened(data)
     if image is None:
         return data
@@ -45,10 +35,7 @@ def as_served(data: bytes) -> bytes:
 
 
 def pixels_of_file(data: bytes, image: ImageSpec) -> NDArray[Any]:
-    """Decode an image file as uint8 (height, width, channels), with the pixels that a server gets from `as_served`.
-
-    Errors: UnusableImage when the file is damaged or too large, has more than 8 bits a channel, or is no image.
-    """
+    """Decode a file as uint8 (height, width, channels), as a server decodes `as_served`.  Errors: UnusableImage."""
     opened = _opened(data)
     return image.pixels_from_bytes(data) if opened is None else image.pixels_from_image(opened)
 

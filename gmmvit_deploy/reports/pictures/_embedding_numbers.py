@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.embeddings import PositionEmbeddings
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["LARGEST_SHEET", "FilterSheet", "PositionSimilarity", "filters_of", "similarities_of"]
-
 LARGEST_SHEET = 64
 """A patch embedding with more filters is drawn by this number of principal components."""
 
@@ -33,9 +31,9 @@ LARGEST_SHEET = 64
 class FilterSheet:
     """The filters of a patch embedding, or their principal components.
 
-    name: the name of the layer.  features: D, the number of filters of the layer.
-    drawn: (K, V · c, rows, columns), the filters or components, K at most 64.  views: V, the number of images.
-    explained: the share of the variance of the filters that the K components hold; None if ``drawn`` are the filters.
+    features: D, the number of filters.  drawn: (K, V · c, rows, columns), K at most 64.  views: V, the number of
+    images.
+    explained: the share of the variance that the K components hold; None if ``drawn`` are the filters.
     """
 
     name: str
@@ -60,8 +58,8 @@ class FilterSheet:
 class PositionSimilarity:
     """The cosine similarity of each position embedding to all others.
 
-    name: the name of the tensor.  grid: (rows, columns) of the patches.  prefix: the number of prefix tokens.
-    stored: False if the network computes the tensor from its sizes, so that no checkpoint stores the tensor.
+    grid: (rows, columns) of the patches, after ``prefix`` tokens.
+    stored: False if the network computes the tensor from its sizes.
     similarity: (N, N), between the patches.  to_prefix: (prefix, N), of the prefix tokens to the patches.
     """
 
@@ -73,10 +71,7 @@ class PositionSimilarity:
     to_prefix: NDArray[np.float32]
 
     def measured(self) -> dict[str, float | None]:
-        """Return the mean similarity of neighbours (distance 1), and the mean, minimum and maximum of all pairs.
-
-        A patch and itself are no pair. A value is None without such a pair.
-        """
+        """Return the mean of neighbours, and mean, minimum and maximum of all pairs; None without pairs."""
         distances = squared_distances(self.grid).numpy()
         neighbours, pairs = self.similarity[distances == 1], self.similarity[distances > 0]
         return {
@@ -98,10 +93,7 @@ class PositionSimilarity:
 
 
 def filters_of(model: Model) -> FilterSheet | None:
-    """Return the filters of the patch embedding, or their first 64 principal components if there are more than 64.
-
-    Returns None for a network without patch filters.
-    """
+    """Return the filters of the patch embedding, of more than 64 the first 64 principal components; None without."""
     embedding = patch_filters(model)
     if embedding is None:
         return None

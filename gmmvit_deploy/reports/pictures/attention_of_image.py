@@ -48,17 +48,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
     from gmmvit_deploy.models.layers.token_grids import TokenGrids
 
-__all__ = [
-    "TOP",
-    "HeadDistances",
-    "ImageAttention",
-    "ImageRollout",
-    "attention_of_bundle",
-    "attention_of_image",
-    "mean_attention_distance",
-    "rollout",
-]
-
 TOP = 5
 """Number of labels that an answer lists; of a multi-label network, also all further labels that are present."""
 _UNMARKED_PREFIXES = (0, 1, 2)  # a sequence of patches can have a class token, and a distillation token
@@ -66,13 +55,11 @@ _UNMARKED_PREFIXES = (0, 1, 2)  # a sequence of patches can have a class token, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadDistances:
-    """The mean attention distances of the heads of a layer.
+    """The mean attention distances of the heads of a layer, over its ``sequences``, such as windows.
 
-    layer: the name of the attention.  grid: (rows, columns) of the tokens of a sequence.
-    prefix: the number of tokens before the grid, which are left out.
-    sequences: the number of sequences, such as windows, over which a distance is the mean.
-    patches, pixels: the distance of each head, in steps of the grid and in pixels of the network's input; None for a
-    head whose patches attend only to the prefix.
+    grid: (rows, columns) of the tokens of a sequence, after ``prefix`` tokens that are left out.
+    patches, pixels: of each head, in steps of the grid and in pixels of the input; None for a head whose patches attend
+    only to the prefix.
     """
 
     layer: str
@@ -90,9 +77,8 @@ class HeadDistances:
 class ImageRollout:
     """The attention rollout for an image.
 
-    values: (rows, columns), the share of each patch in the tokens that the head of the model reads.
+    values: (rows, columns), the share of each patch in the tokens that the head of the model reads (``reads``).
     prefix_share: the share of the prefix tokens; ``values`` and ``prefix_share`` sum to 1.
-    reads: the tokens that the head reads, in words.
     """
 
     values: NDArray[np.float64]
@@ -107,10 +93,8 @@ class ImageRollout:
 class ImageAttention:
     """The answer of a model for an image, and its attention.
 
-    predictions: the likeliest labels, with distinct names, likeliest first; empty for a network without logits.
-    distances: the distances of each layer, in the order of the run.
-    no_distances: name of an attention without distances → the reason.
-    rollout: the rollout, or None if the rollout is not defined.  no_rollout: the reason; empty with a rollout.
+    predictions: the likeliest labels, with distinct names; empty for a network without logits.
+    no_distances: attention → why it has no distances.  rollout: or None, with the reason in no_rollout.
     """
 
     predictions: tuple[Prediction, ...]
@@ -130,14 +114,10 @@ class ImageAttention:
 
 
 def attention_of_bundle(bundle: Bundle, image: Path) -> tuple[Model, NDArray[Any], ImageAttention]:
-    """Return (model, pixels, attention) for an image file; the pixels are uint8 (height, width, channels), resized.
+    """Return (trained model in float64, pixels, attention) for an image file; pixels: uint8 (height, width, channels).
 
-    model: the trained model of the bundle, in float64.
-
-    Errors:
-        ImageError: the file cannot be read or decoded.
-        InputError: the bundle has no mean and std, or the model is a user's own class and `permit` was not called.
-        BundleError, CheckpointError: the weights of the bundle cannot be read, or do not fit the manifest.
+    Errors: ImageError for the file; InputError when the bundle has no mean and std, or its class is not permitted;
+    BundleError, CheckpointError when its weights cannot be read, or do not fit the manifest.
     """
     import torch
 
@@ -175,10 +155,9 @@ def attention_of_image(
     size: tuple[int, int],
     label_set: LabelSet,
 ) -> ImageAttention:
-    """Return the answer, the distances and the rollout of a run.
+    """Return the answer, the distances and the rollout of a run of ``model``.
 
-    record: the result of `attention_record` for ``model``.  observed: ``model.observed_grids()``.
-    size: (height, width) of the network's input in pixels.  label_set: without labels for a network without logits.
+    observed: ``model.observed_grids()``.  size: (height, width) of the input.  label_set: empty without logits.
     """
     places = {} if observed is None else {place.module: place for place in observed.placements}
     distances, without = [], dict.fromkeys(attentions_without_scores(model), _NO_SCORES)
@@ -215,10 +194,7 @@ _NO_SCORES = "the attention is not between tokens: it has no Q Kᵀ"
 
 
 def _prefix_and_grid(layer: LayerWeights) -> tuple[int, tuple[int, int]] | None:
-    """Return (prefix, (rows, columns)) for a sequence of tokens of a network of this package, or None.
-
-    Without a grid of the scores, the patches form a square: the networks of this package take square images.
-    """
+    """Return (prefix, (rows, columns)) of a sequence of a network of this package, whose images are square, or None."""
     for prefix in _UNMARKED_PREFIXES:
         patches = layer.keys - prefix
         side = math.isqrt(max(patches, 0))
@@ -241,10 +217,7 @@ def _distances(
     unit: tuple[int, int],
     size: tuple[int, int],
 ) -> HeadDistances:
-    """Return the distances of a layer.
-
-    unit: the distance between neighbours of the grid in positions of the feature map.
-    """
+    """Return the distances of a layer.  unit: between neighbours of the grid, in positions of the feature map."""
     (rows, columns), (height, width) = grid, size
     if layer.sequences == 1:
         patch = (height / rows, width / columns)
@@ -262,7 +235,6 @@ def _distances(
 
 
 def _plain(values: NDArray[np.float64]) -> tuple[float | None, ...]:
-    """Return numbers for JSON, with None in place of NaN."""
     return tuple(None if math.isnan(value) else value for value in values.tolist())
 
 
@@ -272,7 +244,6 @@ def _why_no_rollout(
     observed: TokenGrids | None,
     grids: Mapping[str, tuple[int, tuple[int, int]]],
 ) -> str:
-    """Return the first reason why the rollout is not defined for a model; empty if the rollout is defined."""
     external = attentions_without_scores(model)
     if external:
         return f"{external[0]} is no attention between tokens: it has no Q Kᵀ"
@@ -312,7 +283,6 @@ def _rollout(record: AttentionRecord, prefix: int, grid: tuple[int, int]) -> Ima
 
 
 def _in_words(read: tuple[int, ...], prefix: int, tokens: int) -> str:
-    """Describe the tokens that the head reads."""
     if read == tuple(range(prefix, tokens)):
         return f"the mean of the {tokens - prefix} patches"
     if read == tuple(range(tokens)):
@@ -333,10 +303,8 @@ def mean_attention_distance(
 ) -> NDArray[np.float64]:
     """Return the mean attention distance of each head, (H,); NaN for a head whose patches attend only to the prefix.
 
-    weights: non-negative, (H, N, N), or (sequences, H, N, N) for several sequences of the same grid, such as windows;
-    the result is then the mean over all sequences. N = prefix + rows · columns.
-    grid: (rows, columns).  prefix: P.
-    patch: (height, width) of a patch, in the unit of the result: (1, 1) for a distance in patches.
+    weights: non-negative, (H, N, N), or (sequences, H, N, N), N = prefix + rows · columns.
+    patch: (height, width) of a patch, in the unit of the result.
     Errors: ValueError when the number of tokens does not fit the grid.
     """
     rows, columns = grid
@@ -362,9 +330,8 @@ def mean_attention_distance(
 
 
 def rollout(layers: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
-    """Return the attention rollout R, (N, N); each row sums to 1.
+    """Return the attention rollout R, (N, N); each row sums to 1.  layers: A of each layer, (H, N, N), in order.
 
-    layers: the weights A of each layer, (H, N, N) and non-negative, in the order in which the layers run.
     Errors: ValueError when there is no layer, or when the shapes differ or the matrices are not square.
     """
     shapes = {layer.shape[-2:] for layer in layers}

@@ -1,56 +1,46 @@
-"""Write a report about an image and a model, as a page (.html) or a picture (.png).
+"""Write a page about an image and a model.
 
     answer       the likeliest labels
-    rollout      the image; the image in grey, covered with the shares of the patches; the shares with a colour scale
+    rollout      the image; the image in grey, covered with the shares of the patches; the shares alone
     masks        the image in grey, covered with the mask row of the token in the middle, for each layer and head
     distances    a point for each head: the layer from left to right, the mean attention distance from bottom to top
 
 White is a share of 0, and full blue is the largest share of a patch. The page also shows the other steps on the
-attention scores and the embeddings, and needs no other file. The picture shows rollout and distances.
+attention scores and the embeddings.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.files.writing import new_file
 from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.models.families import family_of
-from gmmvit_deploy.reports.pages import Figure, Summary, png, rendered
+from gmmvit_deploy.reports.pages import Figure, Summary, rendered
 from gmmvit_deploy.reports.pictures.attention_of_image import HeadDistances, ImageAttention, ImageRollout
 from gmmvit_deploy.reports.pictures.drawings import drawing_parts, drawings_of, step_rows
 from gmmvit_deploy.reports.pictures.mask_images import coloured, overlay_image, token_grid, token_map
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
-from gmmvit_deploy.reports.pictures.mask_report import require_report_suffix
 from gmmvit_deploy.reports.pictures.step_numbers import CLOSED
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["attention_page", "distances_image", "rollout_image", "rollout_panels", "write_attention_report"]
-
 _PANELS = ("The image", "Rollout over the image", "Rollout of each patch")
 _PANEL, _MARGIN, _LINE, _FONT = 256, 12, 20, 14  # sizes in pixels; _PANEL is the smallest longer side of a panel
 _STRONGEST = 0.8  # the opacity of the largest share; the image stays visible
-_BAR, _BAR_LABEL = 16, 64  # widths in pixels
 _PLOT_HEIGHT, _PLOT_LEFT, _LAYER_WIDTH, _DOT = 240, 48, 28, 4
 _TICKS = 4
 _MASK_SIDE = 192  # the smallest longer side of a mask over the image
 
 
 def rollout_panels(pixels: NDArray[Any], rollout: ImageRollout) -> tuple[Image.Image, Image.Image, Image.Image]:
-    """Return the image, the rollout over the image, and the rollout, enlarged by an integer factor.
-
-    pixels: uint8 (height, width, channels), as the network sees them.
-    """
+    """Return the image (uint8 pixels), the rollout over it, and the rollout, enlarged by an integer factor."""
     picture = image_from_pixels(pixels).convert("RGB")
     factor = -(-_PANEL // max(picture.size))
     size = (picture.width * factor, picture.height * factor)
@@ -63,33 +53,6 @@ def rollout_panels(pixels: NDArray[Any], rollout: ImageRollout) -> tuple[Image.I
     over = enlarged.convert("L").convert("RGB")
     over.paste(full, mask=opacity.resize(size, Image.Resampling.NEAREST))
     return enlarged, over, colours
-
-
-def rollout_image(pixels: NDArray[Any], rollout: ImageRollout) -> Image.Image:
-    """Draw the result of `rollout_panels`, which has the same arguments, side by side with a colour scale."""
-    panels = rollout_panels(pixels, rollout)
-    width, height = panels[0].size
-    step = width + _MARGIN
-    canvas = Image.new("RGB", (_MARGIN + 3 * step + _BAR + _BAR_LABEL, height + _LINE + 2 * _MARGIN), "white")
-    draw = ImageDraw.Draw(canvas)
-    top = _MARGIN + _LINE
-    for number, (title, panel) in enumerate(zip(_PANELS, panels, strict=True)):
-        left = _MARGIN + number * step
-        draw.text((left, _MARGIN // 2), title, fill="black", font_size=_FONT)
-        canvas.paste(panel, (left, top))
-        draw.rectangle((left, top, left + width - 1, top + height - 1), outline="lightgrey")
-    _draw_scale(canvas, left=_MARGIN + 3 * step, top=top, height=height, largest=float(rollout.values.max()))
-    return canvas
-
-
-def _draw_scale(canvas: Image.Image, *, left: int, top: int, height: int, largest: float) -> None:
-    """Draw the colour scale, from 0 at the bottom to the largest share at the top."""
-    ramp = np.linspace(1, 0, height)[:, None].repeat(_BAR, axis=1)
-    canvas.paste(Image.fromarray(coloured(ramp, 1.0)), (left, top))
-    draw = ImageDraw.Draw(canvas)
-    draw.rectangle((left, top, left + _BAR - 1, top + height - 1), outline="lightgrey")
-    draw.text((left + _BAR + 4, top - 2), f"{largest:.2%}", fill="black", font_size=_FONT)
-    draw.text((left + _BAR + 4, top + height - 14), "0%", fill="black", font_size=_FONT)
 
 
 def distances_image(layers: tuple[HeadDistances, ...]) -> Image.Image:
@@ -123,71 +86,7 @@ def _nice_step(smallest: float) -> float:
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= smallest)
 
 
-def _sheet(
-    pixels: NDArray[Any], rollout: ImageRollout | None, layers: tuple[HeadDistances, ...], *, lines: tuple[str, ...]
-) -> Image.Image:
-    """Draw the rollout, if any, above the distances, if any, in a single picture.
-
-    pixels: as for `rollout_image`.  lines: the text above the pictures.
-    """
-    pictures = [] if rollout is None else [rollout_image(pixels, rollout)]
-    pictures += [distances_image(layers)] if layers else []
-    head = _MARGIN + len(lines) * _LINE
-    measure = ImageDraw.Draw(Image.new("RGB", (1, 1)))
-    widths = [picture.width for picture in pictures]
-    width = max(*widths, *(math.ceil(measure.textlength(line, font_size=_FONT)) + 2 * _MARGIN for line in lines))
-    canvas = Image.new("RGB", (width, head + sum(picture.height for picture in pictures)), "white")
-    draw = ImageDraw.Draw(canvas)
-    for number, line in enumerate(lines):
-        draw.text((_MARGIN, 4 + number * _LINE), line, fill="black", font_size=_FONT)
-    top = head
-    for picture in pictures:
-        canvas.paste(picture, (0, top))
-        top += picture.height
-    return canvas
-
-
-def write_attention_report(
-    model: Model,
-    pixels: NDArray[Any],
-    attention: ImageAttention,
-    path: Path,
-    *,
-    bundle: str,
-    image: str,
-    force: bool = False,
-) -> None:
-    """Write the report to ``path``, as a page (.html) or a picture (.png).
-
-    model, pixels, attention: the result of `attention_of_bundle`.  bundle, image: the names of the bundle and image.
-    force: True to replace an existing file.
-    Errors:
-        InputError: ``path`` has another suffix, or a picture is requested but the model has neither a rollout nor
-            distances.
-        OutputError: the file exists and ``force`` is False, or the file cannot be written.
-    """
-    if require_report_suffix(path) == ".png":
-        if attention.rollout is None and not attention.distances:
-            raise InputError(
-                f"{bundle}: the model has no attention to draw: {attention.no_rollout}",
-                hint="type --report FILE.html for a page with the reason for each attention",
-            )
-        lines = (f"{bundle}: {_answer(attention, image)}", _line(attention))
-        data = png(_sheet(pixels, attention.rollout, attention.distances, lines=lines))
-    else:
-        data = attention_page(model, pixels, attention, bundle=bundle, image=image).encode()
-    with new_file(path, force=force) as file:
-        file.write(data)
-
-
-def _line(attention: ImageAttention) -> str:
-    if attention.rollout is None:
-        return f"no rollout: {attention.no_rollout}"
-    return f"rollout of {attention.rollout.reads}; prefix tokens {attention.rollout.prefix_share:.1%}"
-
-
 def _answer(attention: ImageAttention, image: str) -> str:
-    """Return a sentence with the class, or the labels that are present."""
     if not attention.predictions:
         return f"The model has no classes; the image is {image}."
     best, *_ = attention.predictions
@@ -197,10 +96,7 @@ def _answer(attention: ImageAttention, image: str) -> str:
 
 
 def attention_page(model: Model, pixels: NDArray[Any], attention: ImageAttention, *, bundle: str, image: str) -> str:
-    """Return the page as HTML.  The page contains all pictures.
-
-    The arguments are those of `write_attention_report`.
-    """
+    """Return the page as HTML, from the result of `attention_of_bundle`.  bundle, image: their names."""
     layers, drawings = attention.distances, drawings_of(model)
     distances_figure = None
     if layers:
@@ -248,7 +144,6 @@ def attention_page(model: Model, pixels: NDArray[Any], attention: ImageAttention
 
 
 def _image_figures(pixels: NDArray[Any], rollout: ImageRollout | None) -> Iterator[Figure]:
-    """Yield the image as the network sees it, and the rollout, if any, over the image and alone."""
     height, width, channels = pixels.shape
     caption = f"as the network sees it: {width}×{height} pixels, {channels} channel{'s' * (channels > 1)}"
     panels = (image_from_pixels(pixels),) if rollout is None else rollout_panels(pixels, rollout)

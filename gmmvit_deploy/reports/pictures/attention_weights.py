@@ -23,17 +23,13 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["AttentionRecord", "LayerWeights", "attention_record"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerWeights:
     """The weights of an attention for an image.
 
-    layer: the name of the attention.
-    weights: (sequences, H, queries, keys), directly after softmax: not negative, and each row sums to 1. The number of
-    sequences is 1 unless the attention divides the tokens, for example into windows.
-    steps_after: the names of the steps after softmax, such as ``after.mixing``. ``weights`` is without these steps.
+    weights: (sequences, H, queries, keys), directly after softmax, so without ``steps_after``; sequences: such as
+    windows.
     grid: (rows, columns) of the tokens of a sequence if a step on the scores states the grid, else None.
     """
 
@@ -57,11 +53,9 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionRecord:
-    """The result of a run.
+    """The weights of each attention, in the order of the run, and the logits (C,).
 
-    layers: the weights of each attention, in the order of the run.  logits: (C,).
-    read: the numbers of the tokens that the head reads, in ascending order; empty if the logits do not depend on the
-    weights of the last attention, or if the model computes no gradients.
+    read: the tokens that the head reads; empty if the logits do not depend on the last attention, or have no gradients.
     """
 
     layers: tuple[LayerWeights, ...]
@@ -70,11 +64,7 @@ class AttentionRecord:
 
 
 def attention_record(model: Model, image: Tensor) -> AttentionRecord:
-    """Run the model on an image, and return the attention weights.
-
-    model: in float64 and in evaluation mode; the model does not change.
-    image: (1, channels, height, width), normalised, float64.
-    """
+    """Run a float64 model in evaluation mode on an image (1, channels, height, width), and return the weights."""
     layers: list[LayerWeights] = []
     last: list[Tensor] = []
 
@@ -92,10 +82,7 @@ def attention_record(model: Model, image: Tensor) -> AttentionRecord:
 
 @contextmanager
 def _reported(name: str, scores: AttentionScores, report: Callable[[LayerWeights, Tensor], None]) -> Iterator[None]:
-    """While this context is active, call ``report`` with the weights of an attention, also as a tensor with gradient.
-
-    The tensor has the steps after softmax.
-    """
+    """Call ``report`` with the weights of each run, also as a tensor with gradient and the steps after softmax."""
     original = scores.normalised
     steps = tuple(step for step, _ in scores.steps_after())
     grids = (getattr(step, "grid", None) for _, step in scores.steps_before())

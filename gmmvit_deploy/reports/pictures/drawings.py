@@ -20,31 +20,18 @@ from gmmvit_deploy.reports.pictures._embedding_numbers import (
     filters_of,
     similarities_of,
 )
-from gmmvit_deploy.reports.pictures.mask_images import coloured, tiled
-from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, HeadValues, Memory, Steps, colour_end, steps_of
+from gmmvit_deploy.reports.pictures.mask_images import colour_end, coloured, tiled
+from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, HeadValues, Memory, Steps, steps_of
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = [
-    "Drawing",
-    "Drawings",
-    "drawing_parts",
-    "drawings_of",
-    "filter_images",
-    "memory_image",
-    "similarity_image",
-    "step_image",
-    "step_maps_image",
-    "step_rows",
-]
-
-MOST_TOKENS = 1024
+MAX_TOKENS = 1024
 """Larger matrices are drawn with every k-th row and column; larger grids get no map for each token."""
 
 _CLOSED = np.array([90, 90, 90], np.uint8)
 _SHEET_COLUMNS = 8
-_MOST_CHANNELS = 8
+_MAX_CHANNELS = 8
 _SHOWN_NAMES = 3
 _OPERATIONS = {
     "add": "The matrix is added to the {}.",
@@ -55,11 +42,7 @@ _OPERATIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawings:
-    """What the report draws in addition to the masks.
-
-    steps: all steps on the attention scores that are no masks, and memories.  filters: the patch embedding, or None.
-    positions: the similarities of the position embeddings; empty without position embeddings.
-    """
+    """What the report draws in addition to the masks; filters is None without filters."""
 
     steps: Steps
     filters: FilterSheet | None
@@ -77,8 +60,7 @@ class Drawings:
 class Drawing:
     """A section with pictures.
 
-    text, note: a paragraph, and a paragraph in a quiet colour; empty without one.
-    in_columns: True if the figures stand side by side, as space permits.
+    text, note: a paragraph, and one in a quiet colour.  in_columns: figures side by side, as space permits.
     """
 
     text: str = ""
@@ -94,7 +76,7 @@ def drawings_of(model: Model) -> Drawings:
 
 def _every(matrix: NDArray[np.float32]) -> int:
     """Return k: a picture of the matrix shows every k-th row and column.  k is 1 for a matrix up to 1024 × 1024."""
-    return math.ceil(int(max(matrix.shape)) / MOST_TOKENS)
+    return math.ceil(int(max(matrix.shape)) / MAX_TOKENS)
 
 
 def step_image(step: DrawnMatrix, index: int) -> Image.Image:
@@ -106,10 +88,9 @@ def step_image(step: DrawnMatrix, index: int) -> Image.Image:
 def step_maps_image(step: DrawnMatrix, index: int) -> Image.Image | None:
     """Draw a small map for each patch, as `mask_images.position_maps_image`.
 
-    Returns None if the step does not know the grid, if the grid has a single row or column, where maps would show the
-    matrix again, or if the grid has more than 1024 patches.
+    Returns None without a grid, for a single row or column, where maps repeat the matrix, and above 1024 patches.
     """
-    if step.grid is None or min(step.grid) < 2 or math.prod(step.grid) > MOST_TOKENS:
+    if step.grid is None or min(step.grid) < 2 or math.prod(step.grid) > MAX_TOKENS:
         return None
     patches = _colours(step, index)[step.prefix :, step.prefix :]
     return tiled(patches.reshape(*step.grid, *step.grid, 3))
@@ -118,27 +99,23 @@ def step_maps_image(step: DrawnMatrix, index: int) -> Image.Image | None:
 def _colours(step: DrawnMatrix, index: int) -> NDArray[np.uint8]:
     closed = step.closed(index)
     open_entries = np.nan_to_num(np.where(closed, 0, step.matrices[index]))
-    colours = coloured(open_entries, colour_end(step))
+    colours = coloured(open_entries, colour_end(step.open_entries))
     colours[closed] = _CLOSED
     return colours
 
 
 def memory_image(memory: Memory) -> Image.Image:
-    """Draw the weight of a memory: white is 0, blue is positive, red is negative.
-
-    The longer side is horizontal: a weight with more rows than columns is drawn transposed.
-    """
+    """Draw the weight of a memory, its longer side horizontal: white is 0, blue is positive, red is negative."""
     k = _every(memory.matrix)
     matrix = np.nan_to_num(memory.matrix[::k, ::k])
     matrix = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
-    return Image.fromarray(coloured(matrix, float(np.percentile(np.abs(matrix), 99.5)) or 1.0))
+    return Image.fromarray(coloured(matrix, colour_end(matrix)))
 
 
 def filter_images(sheet: FilterSheet) -> list[tuple[str, Image.Image]]:
-    """Return (description, picture) for each view of the patch embedding, or for each channel.
+    """Return (description, picture) for each view of the patch embedding, or for each channel, at most 8.
 
-    Three channels are drawn together as red, green and blue. Of other numbers of channels, each is drawn by itself, at
-    most 8. Each filter has its own scale: for three channels grey is 0, otherwise white is 0.
+    Three channels are red, green and blue. Each filter has its own scale; 0 is grey for three channels, else white.
     """
     channels = sheet.drawn.shape[1] // sheet.views
     pictures = []
@@ -151,7 +128,7 @@ def filter_images(sheet: FilterSheet) -> list[tuple[str, Image.Image]]:
             tiles = (255 * shades).round().astype(np.uint8).transpose(0, 2, 3, 1)
             pictures.append((where, _sheet(tiles)))
             continue
-        for channel in range(min(channels, _MOST_CHANNELS)):
+        for channel in range(min(channels, _MAX_CHANNELS)):
             of_channel = of_view[:, channel]
             largest = np.abs(of_channel).max(axis=(1, 2), keepdims=True)
             tiles = coloured(of_channel / np.where(largest > 0, largest, 1), 1.0)
@@ -161,7 +138,6 @@ def filter_images(sheet: FilterSheet) -> list[tuple[str, Image.Image]]:
 
 
 def _sheet(tiles: NDArray[np.uint8]) -> Image.Image:
-    """Draw tiles (K, height, width, 3) in rows of 8."""
     columns = min(_SHEET_COLUMNS, len(tiles))
     rows = math.ceil(len(tiles) / columns)
     blank = np.full((rows * columns - len(tiles), *tiles.shape[1:]), 255, np.uint8)
@@ -169,12 +145,9 @@ def _sheet(tiles: NDArray[np.uint8]) -> Image.Image:
 
 
 def similarity_image(positions: PositionSimilarity) -> Image.Image | None:
-    """Draw a small map for each patch: the cosine similarity of its position embedding to all others.
-
-    The full colours are at ±1. Returns None for a grid of more than 1024 patches.
-    """
+    """Draw for each patch a map of its cosine similarity to all others, ±1 in full colour; None above 1024 patches."""
     rows, columns = positions.grid
-    if rows * columns > MOST_TOKENS:
+    if rows * columns > MAX_TOKENS:
         return None
     return tiled(coloured(positions.similarity.reshape(rows, columns, rows, columns), 1.0))
 
@@ -206,7 +179,6 @@ def step_rows(values: tuple[HeadValues, ...]) -> list[tuple[str, ...]]:
 
 
 def _named(attentions: tuple[str, ...]) -> str:
-    """Return the names of attentions, at most three and the number of further attentions."""
     shown = ", ".join(attentions[:_SHOWN_NAMES])
     more = len(attentions) - _SHOWN_NAMES
     return f"{shown} and {more} more" if more > 0 else shown
@@ -230,7 +202,7 @@ def _draw_step(step: DrawnMatrix) -> Drawing:
     same = f" The same step is in {_named(step.attentions[1:])}." if len(step.attentions) > 1 else ""
     return Drawing(
         text=what + same,
-        note=f"{size}; full colour at ±{colour_end(step):.3g}{windows}{thinned}",
+        note=f"{size}; full colour at ±{colour_end(step.open_entries):.3g}{windows}{thinned}",
         figures=tuple(_step_figure(step, index) for index in range(len(step.labels))),
         in_columns=True,
     )
@@ -309,7 +281,7 @@ def _similarity_figure(positions: PositionSimilarity) -> Figure:
     if not positions.stored:
         parts.append("computed from the sizes of the model, and not stored in the checkpoint")
     if image is None:
-        parts.append(f"not drawn, because the grid has more than {MOST_TOKENS} patches")
+        parts.append(f"not drawn, because the grid has more than {MAX_TOKENS} patches")
     if measured["neighbours"] is not None:
         parts.append(f"neighbours: {measured['neighbours']:.3g} on average")
     if measured["mean"] is not None:

@@ -21,18 +21,6 @@ from PIL import Image, ImageDraw
 from gmmvit_deploy.models.families.family import Windows
 from gmmvit_deploy.reports.pictures.mask_numbers import LayerMasks
 
-__all__ = [
-    "colour_limit",
-    "coloured",
-    "matrix_image",
-    "overlay_image",
-    "position_maps_image",
-    "sheet",
-    "tiled",
-    "token_grid",
-    "token_map",
-]
-
 _POSITIVE, _NEGATIVE = np.array([8, 64, 129]), np.array([165, 15, 21])
 _GAP = 1
 _STRONGEST = 0.8  # the opacity of the strongest colour; the image stays visible
@@ -40,10 +28,10 @@ _MARK = (255, 170, 0)  # also distinct from blue and red for colour-blind reader
 _MARGIN, _LINE, _SMALLEST_CELL = 12, 18, 160  # sizes in a sheet, in pixels
 
 
-def colour_limit(layer: LayerMasks) -> float:
-    """Return the end of the colour scale: entries with this or a larger absolute value get the full colour."""
-    limit = float(np.percentile(np.abs(layer.matrices), 99.5))
-    return limit or float(np.abs(layer.matrices).max()) or 1.0
+def colour_end(values: NDArray[Any]) -> float:
+    """Return the end of the colour scale of finite values: those with this or a larger size get the full colour."""
+    sizes = np.abs(values)
+    return (float(np.percentile(sizes, 99.5)) or float(sizes.max()) or 1.0) if sizes.size else 1.0
 
 
 def coloured(values: NDArray[Any], limit: float) -> NDArray[np.uint8]:
@@ -56,7 +44,7 @@ def coloured(values: NDArray[Any], limit: float) -> NDArray[np.uint8]:
 
 def matrix_image(layer: LayerMasks, head: int) -> Image.Image:
     """Draw the mask M of a head as a matrix: row i is query token i, and column j is key token j."""
-    return Image.fromarray(coloured(layer.matrices[head], colour_limit(layer)))
+    return Image.fromarray(coloured(layer.matrices[head], colour_end(layer.matrices)))
 
 
 def position_maps_image(layer: LayerMasks, head: int) -> Image.Image:
@@ -65,7 +53,7 @@ def position_maps_image(layer: LayerMasks, head: int) -> Image.Image:
     Figure 3 of "Toward a Deeper Understanding: RetNet Viewed through Convolution" has the same form.
     """
     rows, columns = layer.grid
-    return tiled(coloured(layer.matrices[head].reshape(rows, columns, rows, columns), colour_limit(layer)))
+    return tiled(coloured(layer.matrices[head].reshape(rows, columns, rows, columns), colour_end(layer.matrices)))
 
 
 def tiled(tiles: NDArray[np.uint8]) -> Image.Image:
@@ -81,10 +69,7 @@ def tiled(tiles: NDArray[np.uint8]) -> Image.Image:
 
 
 def sheet(layers: list[LayerMasks], *, title: str) -> Image.Image:
-    """Draw all layers in a single picture.
-
-    Each row of the picture shows a layer, with the matrix and the position maps of every head.
-    """
+    """Draw all layers in a single picture, each as a row with the matrix and the position maps of every head."""
     pairs = [[(matrix_image(x, h), position_maps_image(x, h)) for h in range(len(x.heads))] for x in layers]
     cell = max(_SMALLEST_CELL, *(max(image.size) for row in pairs for pair in row for image in pair))
     head_width = 2 * cell + 3 * _MARGIN
@@ -94,7 +79,7 @@ def sheet(layers: list[LayerMasks], *, title: str) -> Image.Image:
     draw.text((_MARGIN, 4), title, fill="black")
     top = 2 * _LINE
     for layer, row in zip(layers, pairs, strict=True):
-        limit = colour_limit(layer)
+        limit = colour_end(layer.matrices)
         mark = "   no influence on the logits: not exported" if layer.dead else ""
         draw.text((_MARGIN, top), f"{layer.layer}   blue +{limit:.3g}, white 0, red -{limit:.3g}{mark}", fill="black")
         for head, pair in enumerate(row):
@@ -117,12 +102,9 @@ def token_grid(layer: LayerMasks, windows: Windows | None) -> tuple[int, int]:
 def token_map(
     layer: LayerMasks, head: int, *, row: int, column: int, windows: Windows | None = None
 ) -> NDArray[np.float32]:
-    """Return a map of the factors by which the mask of ``head`` multiplies the scores of a query token.
+    """Return the factors of the mask for a query token at (row, column), float32 (rows, columns).
 
-    row, column: the position of the query token.
-    windows: the windows into which the attention divides the tokens; None if the attention has no windows.
-    Returns float32 (rows, columns), with the factor at each key token, and NaN at each token that the query token does
-    not attend to.
+    NaN at each token that the query token does not attend to.  windows: of the attention, or None.
     """
     if windows is None:
         rows, columns = layer.grid
@@ -143,10 +125,8 @@ def token_map(
 
 
 def _bands(windows: Windows) -> NDArray[np.int64]:
-    """Return the band (0, 1 or 2) of each row or column after the roll.
-
-    Band 0 contains the windows before the last window. Band 2 contains the rows or columns that the roll moved from the
-    opposite side into the last window. Band 1 contains the rest of the last window. Without a shift every band is 0.
+    """Return the band of each row or column after the roll: 2 in the last window, if the roll moved it there from the
+    opposite side; 1 for the rest of the last window; 0 elsewhere, and without a shift.
     """
     places = np.arange(windows.grid)
     bands = (places >= windows.grid - windows.window).astype(np.int64)
@@ -156,18 +136,15 @@ def _bands(windows: Windows) -> NDArray[np.int64]:
 def overlay_image(
     picture: Image.Image, layer: LayerMasks, values: NDArray[np.float32], *, row: int, column: int, side: int = 384
 ) -> Image.Image:
-    """Draw the result of `token_map` over the picture, which is converted to grey.
+    """Draw a `token_map` over the picture in grey, with NaN darkened and a frame around the query token.
 
-    Tokens whose value is NaN are darkened, and the query token gets a frame.
-    values: the result of `token_map`, (rows, columns).  row, column: the position of the query token.
-    side: the minimum of the longer side of the result, in pixels.
-    Returns an RGB image with the same number of pixels for every token.
+    side: the minimum of the longer side in pixels.  Every token has the same number of pixels.
     """
     rows, columns = values.shape
     cell = -(-side // max(rows, columns))
     size = (columns * cell, rows * cell)
     grey = np.asarray(picture.convert("L").convert("RGB").resize(size, Image.Resampling.NEAREST), np.float64)
-    limit = colour_limit(layer)
+    limit = colour_end(layer.matrices)
     seen = np.nan_to_num(values).repeat(cell, axis=0).repeat(cell, axis=1)
     unseen = np.isnan(values).repeat(cell, axis=0).repeat(cell, axis=1)
     strength = _STRONGEST * np.clip(np.abs(seen) / limit, 0, 1)[..., None]

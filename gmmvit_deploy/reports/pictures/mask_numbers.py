@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.models.scores.step import StepNumbers
 
-__all__ = ["HeadNumbers", "LayerMasks", "masks_of"]
-
 _DEAD_SHARE = 1e-6
 NEAR = (1, 2, 3)
 """Distances in tokens.  For each distance, `HeadNumbers.within` has the share of the mask's mass up to the distance."""
@@ -26,14 +24,13 @@ NEAR = (1, 2, 3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadNumbers:
-    """Measurements of the mask M of a head.  M multiplies the attention scores of the head element by element.
+    """Measurements of the mask M of a head.
 
     within: the shares of the mass Σ|M| at distances of at most 1, 2 and 3 tokens.
     itself: the mean of the diagonal M[i, i] divided by the mean of all entries.
-    negative: the share of negative entries.  smallest, largest: the minimum and the maximum of M.
-    dead: the indices of the kernels (Gaussians) without effect: |alpha| is below a millionth of the largest |alpha| of
-    the head.
-    alpha, sigma: the factor and the width of each kernel; empty if the mask is no Gaussian mixture.
+    negative: the share of negative entries.
+    dead: the kernels without effect: |alpha| is below a millionth of the largest of the head.
+    alpha, sigma: of each kernel; empty if the mask is no Gaussian mixture.
     """
 
     within: tuple[float, ...]
@@ -53,11 +50,9 @@ class HeadNumbers:
 class LayerMasks:
     """The masks of an attention layer.
 
-    layer: the name of the attention.  grid: the number of tokens along a side of the grid of patches.
-    matrices: the mask of each head, (H, N, N) with N = grid · grid; H is 1 if all heads share a mask.
-    heads: the measurements of each mask in ``matrices``.
-    underflowed: the number of zeros in the stored base mask; None without a stored base mask.
-    dead: True if the masks have no influence on the logits, so that the export leaves the masks out.
+    matrices: (H, N, N) with N tokens in the grid of patches; H is 1 if all heads share a mask.
+    underflowed: the number of zeros in the stored base mask, or None without one.
+    dead: True if the masks have no influence on the logits, so that the export leaves them out.
     """
 
     layer: str

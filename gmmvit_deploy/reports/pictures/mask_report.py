@@ -18,11 +18,9 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_file
 from gmmvit_deploy.reports.pages import Figure, Outcome, Summary, VerdictWord, png, rendered
 from gmmvit_deploy.reports.pictures.drawings import Drawings, drawing_parts, drawings_of, step_rows
-from gmmvit_deploy.reports.pictures.mask_images import colour_limit, matrix_image, position_maps_image, sheet
+from gmmvit_deploy.reports.pictures.mask_images import colour_end, matrix_image, position_maps_image, sheet
 from gmmvit_deploy.reports.pictures.mask_numbers import NEAR, LayerMasks, masks_of
 from gmmvit_deploy.reports.pictures.step_numbers import CLOSED
-
-__all__ = ["page_of", "require_report_suffix", "write_report"]
 
 _SEVERITIES: Mapping[str, Outcome] = {"error": "failed", "warning": "undecided", "note": "skipped"}
 _BUILT_FROM_ARGUMENTS = ("timm", "custom")
@@ -37,14 +35,10 @@ def write_report(
     described: Mapping[str, Any] | None = None,
     drawings: Drawings | None = None,
 ) -> list[LayerMasks]:
-    """Write the report to ``path``, as a page (.html) or a picture (.png), and return the masks in the report.
+    """Write the report to ``path``, as a page (.html) or a picture of the masks (.png), and return the masks.
 
-    force: True to replace an existing file.
-    described: the result of `describe_checkpoint` for ``loaded``, if already computed.
-    drawings: the result of `drawings_of` for the model, if already computed. A picture does not show the drawings.
-    Errors:
-        InputError: ``path`` has another suffix, or a picture is requested but the model has no masks.
-        OutputError: the file exists and ``force`` is False, or the file cannot be written.
+    described, drawings: of `describe_checkpoint` and `drawings_of`, if already computed.
+    Errors: InputError for another suffix, or a picture without masks; OutputError.
     """
     suffix = require_report_suffix(path)
     described = describe_checkpoint(loaded) if described is None else described
@@ -80,10 +74,7 @@ def page_of(
     described: Mapping[str, Any] | None = None,
     drawings: Drawings | None = None,
 ) -> str:
-    """Return the page as HTML.  The page contains all pictures, so a browser loads no other file.
-
-    described, drawings: as for `write_report`.
-    """
+    """Return the page as HTML.  described, drawings: as for `write_report`."""
     described = describe_checkpoint(loaded) if described is None else described
     drawings = drawings_of(loaded.model) if drawings is None else drawings
     return rendered(
@@ -153,8 +144,7 @@ def _model(described: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _layer(layer: LayerMasks) -> dict[str, Any]:
-    """Return what the page shows of a layer."""
-    limit, (rows, columns) = colour_limit(layer), layer.grid
+    limit, (rows, columns) = colour_end(layer.matrices), layer.grid
     underflow = (
         f", {layer.underflowed} of {(rows * columns) ** 2} entries of the stored base underflowed to zero"
         if layer.underflowed

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.models.scores.step import Operation, Step
 
-__all__ = ["CLOSED", "DrawnMatrix", "HeadValues", "Memory", "Steps", "colour_end", "steps_of"]
-
 CLOSED = math.log(float(np.finfo(np.float32).tiny))
 """Added to a score, this number or a smaller number gives a token no weight in softmax."""
 
@@ -38,10 +36,8 @@ CLOSED = math.log(float(np.finfo(np.float32).tiny))
 class DrawnMatrix:
     """A step with an entry for each pair of tokens, or for each pair of heads.
 
-    attentions: the names of the attentions with this step.  name: the name of the step, such as ``before.decay``.
-    labels: a label for each matrix, such as ``head 0``.  matrices: (L, rows, columns).
-    windows: the number of windows, each with its own matrices; 1 without windows.
-    grid: (rows, columns) of the patches, or None if the step does not know the grid.
+    attentions: those with this step.  name: such as ``before.decay``.  labels: such as ``head 0``.
+    matrices: (L, rows, columns).  windows: 1 without windows.  grid: (rows, columns) of the patches, or None.
     """
 
     attentions: tuple[str, ...]
@@ -61,6 +57,12 @@ class DrawnMatrix:
         """Return True for each closed entry of a matrix."""
         matrix = self.matrices[index]
         return matrix <= CLOSED if self.operation == "add" else np.zeros(matrix.shape, bool)
+
+    @property
+    def open_entries(self) -> NDArray[np.float32]:
+        """The finite entries of all matrices that are not closed."""
+        closed = np.stack([self.closed(index) for index in range(len(self.labels))])
+        return self.matrices[~closed & np.isfinite(self.matrices)]
 
     def measured(self, index: int) -> dict[str, Any]:
         """Return the minimum and maximum of the open entries (None without any), and the number of closed entries."""
@@ -88,10 +90,7 @@ class DrawnMatrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadValues:
-    """A step with a number for each head, or a single number for all heads.
-
-    values: quantity → the numbers; ``factor`` multiplies, ``offset`` is added.
-    """
+    """A step with a number for each head, or for all.  values: ``factor`` (multiplies) or ``offset`` → the numbers."""
 
     attentions: tuple[str, ...]
     name: str
@@ -126,10 +125,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """All steps of a model except masks, in the order of the network, and all memories.
-
-    omitted: name of a step or of an attention → the reason why there is no picture.
-    """
+    """All steps of a model except masks, and all memories.  omitted: step or attention → why it has no picture."""
 
     drawn: tuple[DrawnMatrix, ...]
     values: tuple[HeadValues, ...]
@@ -143,15 +139,6 @@ class Steps:
             "memories": [memory.to_json() for memory in self.memories],
             "omitted": self.omitted,
         }
-
-
-def colour_end(step: DrawnMatrix) -> float:
-    """Return the end of the colour scale: open entries with this or a larger absolute value get the full colour."""
-    closed = np.stack([step.closed(index) for index in range(len(step.labels))])
-    sizes = np.abs(step.matrices[~closed & np.isfinite(step.matrices)])
-    if not sizes.size:
-        return 1.0
-    return float(np.percentile(sizes, 99.5)) or float(sizes.max()) or 1.0
 
 
 def steps_of(model: nn.Module) -> Steps:
@@ -236,7 +223,6 @@ def _drawn(attentions: tuple[str, ...], name: str, step: Step, matrix: Tensor) -
 
 
 def _grid(step: Step, matrices: NDArray[np.float32]) -> tuple[int, int] | None:
-    """Return the grid that the step states, if the matrices have rows and columns for all its tokens."""
     grid = step.numbers().grid
     rows, columns = matrices.shape[-2:]
     return grid if grid is not None and rows == columns and math.prod(grid) <= columns else None

@@ -319,7 +319,7 @@ def test_digits_are_those_of_the_demo() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("imagenet:x", "'imagenet' is not a known kind of data"),
+        ("imagenet:x", "data 'imagenet:x': expected a kind of data"),
         ("cifar10", "expected a path after cifar10:"),
         ("cifar10:x#val", "split 'val' is not known"),
         ("digits:x", "digits takes no path"),

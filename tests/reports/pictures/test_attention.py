@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.errors import ImageError, InputError, OutputError
+from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.labels import LabelSet
 from gmmvit_deploy.models.layers.attention import heads_of, masked_attentions
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
+from gmmvit_deploy.reports.pages import written_page
 from gmmvit_deploy.reports.pictures.attention_of_image import (
     ImageAttention,
     ImageRollout,
@@ -26,7 +26,7 @@ from gmmvit_deploy.reports.pictures.attention_of_image import (
     mean_attention_distance,
     rollout,
 )
-from gmmvit_deploy.reports.pictures.attention_report import rollout_panels, write_attention_report
+from gmmvit_deploy.reports.pictures.attention_report import attention_page, rollout_panels
 from gmmvit_deploy.reports.pictures.attention_weights import attention_record
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from tests.browser import accessibility_problems
@@ -194,13 +194,11 @@ def first_image(bundle: Bundle, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["vit_gmm", "swin_gmm", "eanet_transformer"])
-def test_reports(name: str, tmp_path: Path) -> None:
+def test_reports(name: str) -> None:
     model, image = loaded(name)
     attention, masks = attention_of(model, image), masks_of(model)
     pixels = np.zeros((32, 32, 3), np.uint8)
-    path, names = tmp_path / "attention.html", {"bundle": "bundle", "image": "<b>.png"}
-    write_attention_report(model, pixels, attention, path, **names)
-    page = path.read_text()
+    page = attention_page(model, pixels, attention, bundle="bundle", image="<b>.png")
     tree = require_readable_page(page)
     titles = [heading.text for heading in tree.all("h2")]
     assert ("Image and attention rollout" in titles) == (attention.rollout is not None)
@@ -213,16 +211,6 @@ def test_reports(name: str, tmp_path: Path) -> None:
     drawn = [image.attributes["alt"] for image in tree.all("img")]
     assert len([alt for alt in drawn if alt.endswith(", over the image")]) == sum(len(mask.heads) for mask in masks)
     assert attention.no_rollout in page.replace("&#39;", "'")
-    with pytest.raises(OutputError, match="exists"):
-        write_attention_report(model, pixels, attention, path, **names)
-    if attention.distances:
-        write_attention_report(model, pixels, attention, tmp_path / "a.png", **names)
-        assert Image.open(tmp_path / "a.png").width > 300
-    else:
-        with pytest.raises(InputError, match="no attention to draw"):
-            write_attention_report(model, pixels, attention, tmp_path / "a.png", **names)
-    with pytest.raises(InputError, match="expected a report with the suffix"):
-        write_attention_report(model, pixels, attention, tmp_path / "a.jpg", **names)
 
 
 @pytest.mark.nightly
@@ -231,7 +219,8 @@ def test_an_accessibility_checker_has_no_complaint_about_a_report(tmp_path: Path
     model, image = loaded("swin_gmm")
     path = tmp_path / "attention.html"
     pixels = np.zeros((32, 32, 3), np.uint8)
-    write_attention_report(model, pixels, attention_of(model, image), path, bundle="bundle", image="image.png")
+    page = attention_page(model, pixels, attention_of(model, image), bundle="bundle", image="image.png")
+    written_page(page, path, force=False)
     assert accessibility_problems(path) == []
 
 
@@ -284,7 +273,7 @@ def test_images_and_bundles_that_cannot_be_used(
         ((tmp_path / "nowhere", "--image", image), "expected a bundle, but this path does not exist"),
         (("--image", image), "--image draws the attention of a bundle"),
         ((bundle.path, "--image", image, "--set", "heads=3"), "an option for checkpoints is given"),
-        ((bundle.path, "--image", image, "--report", tmp_path / "a.jpg"), "expected a report with the suffix"),
+        ((bundle.path, "--image", image, "--report", tmp_path / "a.jpg"), "expected a path that ends in .html"),
     ):
         answer = gmmvit_here("inspect", *arguments)
         assert answer.status == 1
