@@ -16,16 +16,6 @@ from gmmvit_deploy.errors import GmmvitError, InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.preprocess import MAX_IMAGE_BYTES
 
-__all__ = [
-    "UnreadableImage",
-    "first_bytes",
-    "is_local",
-    "open_filesystem",
-    "read_range",
-    "source_changed",
-    "store_errors",
-]
-
 _WAITS_S = (0.5, 2.0)
 """Waits before the second and the third attempt to read from a file system that is not this machine's disk."""
 

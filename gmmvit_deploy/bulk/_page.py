@@ -7,8 +7,6 @@ from gmmvit_deploy.bulk._report import SHOWN, BulkReport
 from gmmvit_deploy.images.data.files import left_out_text
 from gmmvit_deploy.reports.pages import Summary, rendered
 
-__all__ = ["page_of"]
-
 _FEW_CALIBRATION = 50
 """With fewer calibration images, the distance between references says little about real images."""
 

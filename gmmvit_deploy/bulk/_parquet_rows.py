@@ -13,8 +13,6 @@ from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.files import HEAD
 from gmmvit_deploy.images.preprocess import bytes_from_base64
 
-__all__ = ["image_column", "row_count", "rows"]
-
 _ROWS_AT_ONCE = 16
 """Rows that are read at once: all their images are in memory together."""
 _LONGEST_PATH, _LONGEST_NAME = 4096, 255

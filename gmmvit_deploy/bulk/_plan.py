@@ -23,8 +23,6 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.files import LeftOut, LeftOutKind, left_out_text
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 
-__all__ = ["Plan", "Settings", "ShardRecord", "entries_of", "read_plan", "require_same", "settled_plan", "shard_name"]
-
 _FORMAT = "gmmvit-bulk/2"
 _PLAN = f"{JOB_FOLDER}/plan.json"
 _SHOWN = 3

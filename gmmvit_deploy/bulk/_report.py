@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["SHOWN", "BulkReport", "Reference", "reference_of", "report_of"]
-
 SHOWN = 20
 """The number of classes, duplicates, errors and unusual images that the report shows."""
 _BINS = 10

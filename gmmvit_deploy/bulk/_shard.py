@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["ShardCount", "ShardProgram", "count_of_shard", "opened_shard"]
-
 _ROW_GROUP = 1024
 """Rows that are collected before they are written."""
 

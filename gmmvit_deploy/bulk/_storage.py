@@ -24,8 +24,6 @@ from gmmvit_deploy.errors import GmmvitError, OutputError
 from gmmvit_deploy.files.leftovers import remove_unlocked
 from gmmvit_deploy.files.writing import new_file
 
-__all__ = ["JOB_FOLDER", "Claims", "Storage"]
-
 JOB_FOLDER = "_job"
 """Readers of Parquet folders leave out names that begin with an underscore."""
 _CLAIMS = "claims"

@@ -27,8 +27,6 @@ from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.image_batches import open_images, require_images
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner
 
-__all__ = ["INDEX_VARIABLE", "REPORT", "BulkResult", "Launcher", "Part", "classify_source", "part_from"]
-
 Launcher = Literal["local", "ray"]
 REPORT = "_report.html"
 """Readers of Parquet folders leave out names that begin with an underscore."""

@@ -19,8 +19,6 @@ from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.names import runner_from
 from gmmvit_deploy.serving.served_models import Tuned
 
-__all__ = ["Measurement", "Sizes", "measurement_from_file", "sizes_from_measurement", "unknown_sizes"]
-
 _MIB = 2**20
 _PART_MIB = 64
 _BESIDE_MIB = 256

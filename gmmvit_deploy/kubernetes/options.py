@@ -10,8 +10,6 @@ from typing import Literal
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtimes.runners.names import runner_from
 
-__all__ = ["JobOptions", "ManifestOptions", "Place", "PodOptions", "place", "tag_warnings"]
-
 _JOB_RUNNERS = ("onnxruntime", "openvino")
 """Runners whose packages are in the image for bulk work, which has no compiler, no PyTorch and no CUDA."""
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["answers_labels", "classify_config", "labels_config"]
-
 _LABEL, _LOGITS = "label", "logits"
 
 

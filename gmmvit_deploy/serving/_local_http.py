@@ -12,8 +12,6 @@ from pathlib import Path
 
 from gmmvit_deploy.serving.ports import listening_socket
 
-__all__ = ["MetricsEndpoint", "answers", "text_from_socket", "text_from_url"]
-
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

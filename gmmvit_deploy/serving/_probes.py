@@ -19,8 +19,6 @@ from typing import Any, Literal
 
 from gmmvit_deploy.errors import OverloadError, ServerError
 
-__all__ = ["Address", "Answer", "Probe", "ask", "probe_of_model", "successes"]
-
 _BYTES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "UINT32": 4, "INT32": 4}
 _BYTES |= {"FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8}
 _SUCCESS = re.compile(r'^nv_inference_request_success\{[^}]*model="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)

@@ -14,8 +14,6 @@ from gmmvit_deploy.errors import RepositoryError, ServerError
 from gmmvit_deploy.runtimes.programs.reference_outputs import wrong_in_batch
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 
-__all__ = ["require_right_networks"]
-
 
 def require_right_networks(grpc_url: str, repository: Path, limits: Mapping[str, Mapping[str, float]]) -> None:
     """Compare the outputs of networks with the reference outputs, for an image alone and for the largest batch.

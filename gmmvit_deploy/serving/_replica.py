@@ -12,8 +12,6 @@ from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.server import TritonServer
 
-__all__ = ["Replica", "why_no_classify"]
-
 
 class Replica:
     """A server with its supervisor and its front.

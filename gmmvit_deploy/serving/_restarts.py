@@ -7,8 +7,6 @@ from collections import deque
 
 from gmmvit_deploy.errors import ServerError
 
-__all__ = ["Restarts"]
-
 _MOST, _WINDOW_S = 5, 60.0
 
 

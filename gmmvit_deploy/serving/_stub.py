@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from gmmvit_deploy.errors import ServerError
 
-__all__ = ["stub_for_numpy_2"]
-
 _OLD, _NEW = b"\x20", b"\x28"  # bytes 32 and 40
 _READS = (
     # movslq 32(%rax), %rax; imul %rdx, %rax; mov %rax, 104(%rbx): the size of an output

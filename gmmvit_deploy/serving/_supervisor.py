@@ -20,8 +20,6 @@ from gmmvit_deploy.serving._watch import Watch
 from gmmvit_deploy.serving.processes import is_alive
 from gmmvit_deploy.serving.server import TritonServer
 
-__all__ = ["Supervisor", "SupervisorOptions"]
-
 _POLL_S = 0.05
 
 

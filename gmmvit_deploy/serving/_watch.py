@@ -23,8 +23,6 @@ from gmmvit_deploy.serving._probes import Address, Probe, ask, probe_of_model, s
 from gmmvit_deploy.serving.processes import cpu_seconds
 from gmmvit_deploy.serving.server import TritonServer
 
-__all__ = ["Watch"]
-
 _MOST_FAILURES = 2
 _QUICK_S = 0.01
 """A model that answers a probe within this time gets the next probe after the shortest interval."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.serving.installs import ServerInstall
 
-__all__ = ["options_for_server", "resolved_options", "runner_on", "with_runner"]
-
 
 def runner_on(accelerator: str, backend: str | None, typed: str | None) -> RunnerName | None:
     """Read ``--runner`` together with ``--accelerator``; None leaves the choice to the bundle.

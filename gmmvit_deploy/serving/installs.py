@@ -22,8 +22,6 @@ from gmmvit_deploy.progress import OnProgress, ignore
 from gmmvit_deploy.serving._stub import stub_for_numpy_2
 from gmmvit_deploy.serving.server_wheel import wheel_folder
 
-__all__ = ["ServerInstall", "find_server", "system_server", "wheel_server"]
-
 _SYSTEM_BACKENDS = Path("/opt/tritonserver/backends")
 
 

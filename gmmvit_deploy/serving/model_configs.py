@@ -31,15 +31,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.runtimes.engines.card import EngineCard
 
-__all__ = [
-    "LABELS_FILE",
-    "WARMUP_FILE",
-    "WORKER_REQUESTS",
-    "RepositoryOptions",
-    "config_text",
-    "model_configs",
-]
-
 LABELS_FILE = "labels.txt"
 WARMUP_FILE = "image"
 """File in ``<name>_preprocess/warmup/``: an encoded image after its length, which is Triton's byte string format."""

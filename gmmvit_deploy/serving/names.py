@@ -7,19 +7,6 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-__all__ = [
-    "ACCELERATORS",
-    "BACKENDS",
-    "DEFAULT_AGREEMENT",
-    "DEFAULT_REQUEST_PIXELS",
-    "OLDEST_CUDA_RELEASE",
-    "OLDEST_IMAGE_RELEASE",
-    "OLDEST_RELEASE",
-    "RUNTIMES",
-    "TUNING_FILE",
-    "Backend",
-]
-
 Backend = Literal["onnxruntime", "python", "tensorrt"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 ACCELERATORS = ("none", "cuda", "tensorrt")

@@ -11,8 +11,6 @@ from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.names import ON_GPUS
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS, RUNTIMES, Backend
 
-__all__ = ["RepositoryOptions"]
-
 _CHUNKS = tuple(1 << power for power in range(8))
 
 

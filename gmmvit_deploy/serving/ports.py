@@ -9,8 +9,6 @@ from contextlib import ExitStack
 
 from gmmvit_deploy.errors import ServerError
 
-__all__ = ["free_ports", "listening_socket"]
-
 _WITH_OPTION = ("HTTP", "gRPC", "metrics", "classify")
 """The services whose port an option of the command line gives."""
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Worker", "cpu_seconds", "is_alive", "kill_group", "peak_bytes", "workers_of"]
-
 _STUB = "triton_python_b"  # Linux keeps 15 characters of triton_python_backend_stub
 _TICKS = os.sysconf("SC_CLK_TCK")
 _DEAD = "ZX"

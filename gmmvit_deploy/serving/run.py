@@ -21,8 +21,6 @@ from gmmvit_deploy.serving.served_models import read_models
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
 
-__all__ = ["Signals", "repository_options", "serve_path"]
-
 
 def serve_path(
     path: Path,

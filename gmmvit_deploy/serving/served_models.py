@@ -21,8 +21,6 @@ from gmmvit_deploy.serving.model_configs import IMAGE_INPUT, model_configs
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.options import RepositoryOptions
 
-__all__ = ["ServedModels", "Tuned", "read_models", "read_tuning"]
-
 _RAW_ROW_BYTES = 64 * 1024
 """The largest input that the check sends as a tensor.  HAProxy keeps a buffer of this size for each request."""
 _THREADS = ("threads", "intra_op_thread_count")

@@ -26,8 +26,6 @@ from gmmvit_deploy.serving.processes import Worker, is_alive, kill_group, worker
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
 from gmmvit_deploy.serving.server_log import ServerLog
 
-__all__ = ["ADMIN_HEADER", "ServerOptions", "TritonServer"]
-
 ADMIN_HEADER = "x-gmmvit-admin"
 """The HTTP header of `ServerOptions.admin_secret`; in gRPC, the metadata ``triton-grpc-protocol-x-gmmvit-admin``."""
 _ADMIN_APIS = "model-repository,shared-memory,trace,logging,statistics"

@@ -12,8 +12,6 @@ from typing import TextIO
 
 from gmmvit_deploy.errors import OutputError
 
-__all__ = ["ServerLog", "stamped"]
-
 _LINES_KEPT = 2000
 _COMPLETED = "All models are stopped, unloading models"
 _NO_GPU = re.compile("CUDA driver version is insufficient|no CUDA-capable device")

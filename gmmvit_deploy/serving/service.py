@@ -25,8 +25,6 @@ from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.ports import listening_socket
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
-__all__ = ["Service", "metric_sources"]
-
 _LOOPBACK = "127.0.0.1"
 
 

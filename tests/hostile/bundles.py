@@ -25,8 +25,6 @@ from tests.hostile.case import Case
 from tests.hostile.checkpoints import small_checkpoint
 from tests.hostile.graphs import GRAPHS
 
-__all__ = ["BUNDLES", "sound_bundle"]
-
 LABELS = ("cat", "dog", "frog")
 
 

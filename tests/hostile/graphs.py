@@ -9,8 +9,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["GRAPHS", "varint"]
-
 Change = Callable[[onnx.ModelProto], onnx.ModelProto | bytes | None]
 
 

@@ -14,8 +14,6 @@ from tests.hostile.graphs import varint
 from tests.hostile.http_requests import GRPC_PORT, Held, region_key
 from tests.hostile.images import bomb, photo
 
-__all__ = ["GRPC", "Call", "images_request", "sound_request"]
-
 SERVICE = "/inference.GRPCInferenceService"
 PIXELS = 8 * 8 * 3
 

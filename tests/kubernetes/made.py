@@ -20,19 +20,6 @@ from gmmvit_deploy.kubernetes.options import ManifestOptions, place
 from gmmvit_deploy.kubernetes.write import WrittenManifests, manifests_from_bundle
 from gmmvit_deploy.serving.server_wheel import PACKAGE, wheel_folder
 
-__all__ = [
-    "COMPILERS",
-    "IMAGE",
-    "OCI",
-    "hadolint",
-    "linked_environment",
-    "object_in",
-    "objects_in",
-    "tuning_file",
-    "validate",
-    "write",
-]
-
 DIGEST = "sha256:" + "ab" * 32
 IMAGE = f"registry.example/gmmvit@{DIGEST}"
 OCI = f"oci://registry.example/model@{DIGEST}"

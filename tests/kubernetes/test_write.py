@@ -17,7 +17,7 @@ from gmmvit_deploy.errors import InputError, OutputError
 from gmmvit_deploy.kubernetes.options import ManifestOptions, place
 from gmmvit_deploy.kubernetes.write import manifests_from_bundle
 from gmmvit_deploy.runner_name import RunnerName
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from tests.documented import PAGES
 from tests.kubernetes.made import IMAGE, OCI, object_in, objects_in, tuning_file, validate, write

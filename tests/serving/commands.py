@@ -11,8 +11,6 @@ from typing import Any
 
 from gmmvit_deploy.serving.processes import Worker, workers_of
 
-__all__ = ["Serve", "metric_values", "ready", "stub_of"]
-
 
 class Serve:
     """``gmmvit serve`` as a process of its own."""

@@ -19,8 +19,6 @@ from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.serving.gateway.haproxy import INSTALL_HAPROXY, find_haproxy
 from tests.certificates import self_signed
 
-__all__ = ["KEY", "OTHER_KEY", "Answer", "Stub", "binary_request", "certificate", "grpc_request", "key_file", "request"]
-
 KEY = "a-key-of-the-tests-0123456789"
 OTHER_KEY = "another-key-of-the-tests-0123"
 BEARER = {"Authorization": f"Bearer {KEY}"}

@@ -30,8 +30,6 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.serving.gateways import key_file
 from tests.waiting import wait_until
 
-__all__ = ["FREE_PORTS", "MOST_BODY_BYTES", "SECRET", "Running", "shared_service"]
-
 Kind = Literal["bare", "gateway"]
 SECRET = "0123456789abcdef"  # noqa: S105 - of the tests
 MOST_BODY_BYTES = 4_000_000

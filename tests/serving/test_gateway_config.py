@@ -33,9 +33,10 @@ from gmmvit_deploy.serving.gateway.options import (
     Upstream,
 )
 from gmmvit_deploy.serving.gateway.own import gateway_folder
-from gmmvit_deploy.serving.model_configs import RepositoryOptions, model_configs
 from gmmvit_deploy.serving.model_configs import config_text as pbtxt
+from gmmvit_deploy.serving.model_configs import model_configs
 from gmmvit_deploy.serving.names import TUNING_FILE
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
 from gmmvit_deploy.serving.server_log import ServerLog
 from tests.certificates import self_signed

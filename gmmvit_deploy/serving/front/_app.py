@@ -67,8 +67,6 @@ from gmmvit_deploy.serving.front.options import (
     FrontOptions,
 )
 
-__all__ = ["front_app", "main"]
-
 _EXIT_TIMEOUT_S = 15
 _MOST_CONNECTIONS = 1024
 _log = logging.getLogger(__name__)

@@ -14,8 +14,6 @@ from gmmvit_deploy.serving.front._uploads import Refusal
 from gmmvit_deploy.serving.front.options import FRONT_HEADER, READY_PATH
 from gmmvit_deploy.serving.gateway.options import is_loopback
 
-__all__ = ["Guard", "only_gateway", "only_this_machine"]
-
 Headers = Mapping[bytes, bytes]
 
 

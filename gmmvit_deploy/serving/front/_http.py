@@ -17,8 +17,6 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["HEAD_BYTES", "HEAD_TIMEOUT_S", "LimitedHttp"]
-
 HEAD_BYTES = 32 * 2**10
 HEAD_TIMEOUT_S = 30.0
 

@@ -22,8 +22,6 @@ from gmmvit_deploy.serving.front.options import FrontOptions
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Model", "Triton"]
-
 _READY_S = 2.0
 _CHANNEL = (
     ("grpc.max_send_message_length", -1),

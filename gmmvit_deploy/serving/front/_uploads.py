@@ -17,8 +17,6 @@ from starlette.requests import ClientDisconnect, Request
 
 from gmmvit_deploy.serving.front.options import RETRY_AFTER_S
 
-__all__ = ["Refusal", "UploadBudget", "body_length", "boundary_of", "images_from_body", "overloaded", "receive_body"]
-
 MULTIPART = "multipart/form-data"
 _IMAGES = ("application/octet-stream", "application/x-www-form-urlencoded")
 """Types of a body that is an image, besides image/*. curl names the second type for --data-binary."""

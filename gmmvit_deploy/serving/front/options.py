@@ -9,20 +9,6 @@ from dataclasses import dataclass
 
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 
-__all__ = [
-    "BUNDLE_HEADER",
-    "CLASSIFY_PATH",
-    "CLASSIFY_PATHS",
-    "DEFAULT_BODY_BYTES",
-    "DEFAULT_BUFFERED_BYTES",
-    "DEFAULT_CLASSIFY_PORT",
-    "FRONT_HEADER",
-    "READY_PATH",
-    "RETRY_AFTER_S",
-    "RUNNER_HEADER",
-    "FrontOptions",
-]
-
 FRONT_HEADER = "x-gmmvit-front"
 """The header with the secret that the gateway adds to each request; the front refuses requests without the secret."""
 BUNDLE_HEADER = "x-gmmvit-bundle"

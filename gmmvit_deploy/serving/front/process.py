@@ -25,8 +25,6 @@ from gmmvit_deploy.serving.front.options import CLASSIFY_PATH, READY_PATH, Front
 from gmmvit_deploy.serving.gateway.options import Front
 from gmmvit_deploy.serving.ports import listening_socket
 
-__all__ = ["FrontProcess"]
-
 _HOST = "127.0.0.1"
 _LAUNCHER = Path(gmmvit_deploy.__path__[0]) / "files" / "_launch.py"
 _PACKAGES = ("starlette", "uvicorn", "uvloop", "httptools", "tritonclient", "python_multipart")

@@ -15,14 +15,12 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER, RUNNER_HEADER
 from gmmvit_deploy.serving.gateway._keys import map_text
 from gmmvit_deploy.serving.gateway.options import (
-    BUNDLE_HEADER,
     CLIENT_HEADER,
     DEFAULT_IN_FLIGHT,
     DEFAULT_QUEUE_TIMEOUT_MS,
-    FRONT_HEADER,
-    RUNNER_HEADER,
     UNUSED_ADDRESS,
     Front,
     GatewayOptions,
@@ -31,8 +29,6 @@ from gmmvit_deploy.serving.gateway.options import (
     Upstream,
 )
 from gmmvit_deploy.serving.served_models import ServedModels, read_tuning
-
-__all__ = ["ALERTS", "CONFIG_FILE", "config_text", "gateway_options", "options_for", "tls_pem", "write_files"]
 
 CONFIG_FILE = "haproxy.cfg"
 _HERE = Path(__file__).parent

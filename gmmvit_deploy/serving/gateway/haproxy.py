@@ -18,8 +18,6 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import ServerError
 
-__all__ = ["INSTALL_HAPROXY", "HAProxy", "check_config", "find_haproxy", "haproxy_version"]
-
 INSTALL_HAPROXY = "apt-get install haproxy"
 _LAUNCHER = Path(__file__).parents[2] / "files" / "_launch.py"
 _OLDEST = (2, 6)

@@ -12,23 +12,7 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
-from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, DEFAULT_BODY_BYTES, FRONT_HEADER, RUNNER_HEADER
-
-__all__ = [
-    "BUNDLE_HEADER",
-    "CLIENT_HEADER",
-    "FRONT_HEADER",
-    "PLACES",
-    "RUNNER_HEADER",
-    "UNUSED_ADDRESS",
-    "Front",
-    "GatewayOptions",
-    "GatewaySettings",
-    "HealthCheck",
-    "Upstream",
-    "is_loopback",
-    "require_insecure",
-]
+from gmmvit_deploy.serving.front.options import DEFAULT_BODY_BYTES
 
 CLIENT_HEADER = "x-gmmvit-client"
 """Header that the gateway adds to requests: the name of the client in the key file."""

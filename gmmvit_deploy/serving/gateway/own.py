@@ -14,8 +14,6 @@ from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, ha
 from gmmvit_deploy.serving.gateway.options import GatewaySettings, Upstream
 from gmmvit_deploy.serving.served_models import read_models
 
-__all__ = ["OwnGateway", "gateway_folder"]
-
 _SERVICES = ("HTTP", "gRPC", "metrics")
 
 

@@ -20,8 +20,6 @@ from gmmvit_deploy.serving.gateway.haproxy import HAProxy
 from gmmvit_deploy.serving.gateway.options import PLACES, UNUSED_ADDRESS, Front, Upstream
 from gmmvit_deploy.serving.server import TritonServer
 
-__all__ = ["Places", "first_upstreams"]
-
 _BACKENDS = ("triton_http", "triton_grpc")
 _FRONT = "front"
 """The backend of the services behind ``/classify``, one for each server."""

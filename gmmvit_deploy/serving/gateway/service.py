@@ -40,8 +40,6 @@ from gmmvit_deploy.serving.ports import listening_socket
 from gmmvit_deploy.serving.served_models import ServedModels
 from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions, TritonServer
 
-__all__ = ["Gateway", "behind_gateway"]
-
 _EXPORTER_PATH = "/metrics?scope=frontend&scope=backend&scope=server"
 _BACKLOG = 1024
 _QUANTILES = "0.5:0.05,0.9:0.01,0.99:0.001"

@@ -19,8 +19,6 @@ from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_f
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.tolerances import limit_from_stored
 
-__all__ = ["contract_changes", "require_golden_answers", "require_same_contract", "require_same_labels"]
-
 _SHOWN = 5
 """The number of images with different labels that an error lists."""
 

@@ -26,8 +26,6 @@ from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
-__all__ = ["Replicas"]
-
 _WEIGHT = 256
 """HAProxy's weight of the server that gets the requests; the other has 0."""
 _POLL_S = 0.05

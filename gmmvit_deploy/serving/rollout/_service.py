@@ -21,8 +21,6 @@ from gmmvit_deploy.serving.rollout._state import State
 from gmmvit_deploy.serving.rollout._steps import RolloutOptions, roll_out
 from gmmvit_deploy.serving.rollout.control import ControlServer, Send
 
-__all__ = ["Rollouts", "first_bundle"]
-
 _PATIENCE_S = 30.0
 """The maximum time in which a rollout that is aborted ends."""
 

@@ -22,8 +22,6 @@ from gmmvit_deploy.serving.rollout._checks import (
 from gmmvit_deploy.serving.rollout._replicas import Replicas
 from gmmvit_deploy.serving.rollout._state import State
 
-__all__ = ["RolloutOptions", "roll_out"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutOptions:

@@ -22,8 +22,6 @@ from typing import Any
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
 from gmmvit_deploy.serving.rollout._state import State, socket_address
 
-__all__ = ["ControlServer", "Send", "send_order"]
-
 Send = Callable[[Mapping[str, Any]], None]
 """Sends an event to the client; a client that is gone is ignored."""
 _LONGEST_ORDER = 1 << 24  # paths of more than 100,000 images

@@ -19,8 +19,6 @@ from gmmvit_deploy.serving.run import Signals, repository_options
 from gmmvit_deploy.serving.server import ServerOptions
 from gmmvit_deploy.serving.service import metric_sources
 
-__all__ = ["serve_with_state"]
-
 _POLL_S = 0.05
 
 

@@ -17,8 +17,6 @@ from tests.serving.processes import kinds_of
 from tests.serving.rollout.checked_load import CheckedLoad
 from tests.serving.rollout.state_service import StateService
 
-__all__ = ["classifying", "load", "other_bundle", "png", "processes", "promoted"]
-
 
 def png(size: int = 32) -> bytes:
     """Return an image, by default of the network's size."""

@@ -13,8 +13,6 @@ from typing import Any
 from gmmvit_deploy.serving.rollout.control import send_order
 from tests.serving.commands import ready
 
-__all__ = ["ORDER", "StateService"]
-
 ORDER: dict[str, Any] = {
     "order": "rollout",
     "images": [],
