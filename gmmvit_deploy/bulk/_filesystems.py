@@ -99,8 +99,8 @@ def _read(fs: Any, path: str, offset: int, size: int, whole: bool) -> bytes:
     if size > MAX_IMAGE_BYTES:
         raise UnreadableImage(f"the file has {size} bytes; the maximum is {MAX_IMAGE_BYTES} bytes")
     # A byte more than the maximum or the expected size, so that a longer file is noticed without being read.
-    most = (MAX_IMAGE_BYTES if size < 0 else size) + whole
-    data = _attempted(fs, path, offset, offset + most)
+    longest = (MAX_IMAGE_BYTES if size < 0 else size) + whole
+    data = _attempted(fs, path, offset, offset + longest)
     if size < 0 and len(data) > MAX_IMAGE_BYTES:
         raise UnreadableImage(f"the file has more than {MAX_IMAGE_BYTES} bytes, the maximum")
     if 0 <= size != len(data):

@@ -220,13 +220,13 @@ def _write_plan(storage: Storage, source: Source, settings: Settings, on_progres
 
 
 def _cut(
-    images_of_files: Iterable[tuple[str, Entry]], most: int, manifest: Any, on_progress: OnProgress
+    images_of_files: Iterable[tuple[str, Entry]], max_images: int, manifest: Any, on_progress: OnProgress
 ) -> Iterator[ShardRecord]:
-    """Write the manifest, and yield the shards: at most ``most`` images each, from a single file of the source."""
+    """Write the manifest, and yield the shards: at most ``max_images`` each, from a single file of the source."""
     number = images = start = end = total = 0
     current: str | None = None
     for file, entry in images_of_files:
-        if images and (file != current or images == most):
+        if images and (file != current or images == max_images):
             yield ShardRecord(number=number, file=current or "", images=images, start=start, end=end)
             number, images, start = number + 1, 0, end
         current = file

@@ -37,10 +37,7 @@ class Storage:
     """The folder of a job, on a local disk or anywhere that fsspec opens."""
 
     def __init__(self, url: str) -> None:
-        """Open the folder, which need not exist.
-
-        Errors: as `open_filesystem`.
-        """
+        """Open the folder, which need not exist.  Errors: as `open_filesystem`."""
         self.url = url
         self._fs, self.root = open_filesystem(url, option="--to")
         self.local = is_local(self._fs)

@@ -56,7 +56,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("images")
     for number, image in enumerate(IMAGES):
         (folder / f"{number}.jpg").write_bytes(image)
-    (folder / "text.jpg").write_bytes(b"no image")
     (folder / "large.jpg").write_bytes(bytes(MOST_BYTES + 1))
     return folder
 
@@ -74,12 +73,10 @@ class TestAnswers:
     @pytest.mark.parametrize(
         ("arguments", "status", "reason"),
         [
-            (["--data-binary", "@text.jpg"], 400, "image 0: the file is not a JPEG, PNG, WEBP or BMP image"),
             (["--data-binary", "@large.jpg"], 413, f"the request is too large; the limit is {MOST_BYTES} bytes"),
             (["--data-binary", "@0.jpg", "-H", "Content-Encoding: gzip"], 415, "compressed requests are refused"),
-            (["--data-binary", "@0.jpg", "-H", "Transfer-Encoding: chunked"], 411, "must not be chunked"),
         ],
-        ids=["no image", "too large", "compressed", "chunked"],
+        ids=["too large", "compressed"],
     )
     def test_refused(self, arguments: list[str], status: int, reason: str, front: FrontProcess, images: Path) -> None:
         refused, answer = curl(*arguments, front.classify_url, folder=images)

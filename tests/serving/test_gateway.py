@@ -32,7 +32,9 @@ from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
+from tests.certificates import self_signed
 from tests.conftest import FREE_PORTS
+from tests.haproxy import needs_haproxy
 from tests.hostile import grpc_requests
 from tests.hostile.http_requests import Held
 from tests.serving.commands import Serve, ready
@@ -42,19 +44,17 @@ from tests.serving.gateways import (
     Answer,
     Stub,
     binary_request,
-    certificate,
     grpc_request,
     key_file,
     logits_of,
     request,
-    require_haproxy,
 )
 from tests.serving.processes import processes_naming, wait_gone
 from tests.serving.shared import MOST_BODY_BYTES, SECRET, Running, shared_service
 from tests.serving.stand_in import answers_held, sleeping_repository
 from tests.waiting import everything_was_read, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [needs_haproxy, pytest.mark.integration]
 INFER = "/v2/models/gmmvit_network/infer"
 RAW = {"Inference-Header-Content-Length": "0"}
 
@@ -64,7 +64,6 @@ Open = Callable[..., Gateway]
 @pytest.fixture(scope="session")
 def service(bundle: Bundle, shared_by_run: Path) -> dict[str, Running]:
     """The server and the gateway that all processes of the run ask."""
-    require_haproxy()
     return shared_service("gateway", bundle.path, shared_by_run)
 
 
@@ -479,8 +478,8 @@ class TestFront:
 @pytest.mark.nightly
 class TestTls:
     def test_https_http2_and_grpcs(self, open_gateway: Open, pixels: np.ndarray, tmp_path: Path) -> None:
-        cert, key = certificate(tmp_path)
-        gateway = open_gateway(tls_cert=cert, tls_key=key)
+        made = self_signed(tmp_path)
+        cert, gateway = made.certificate, open_gateway(tls_cert=made.certificate, tls_key=made.private_key)
         body, headers = binary_request("pixels", pixels)
         assert gateway.http_url.startswith("https://")
         assert request(gateway.http_url, INFER, body, headers=headers, ca=cert).status == 200
@@ -503,16 +502,14 @@ class TestTls:
         return subprocess.run(command, capture_output=True, check=True, timeout=30, input=bytes(3072)).stdout.decode()
 
     def test_a_new_certificate_is_loaded(self, open_gateway: Open, tmp_path: Path) -> None:
-        cert, key = certificate(tmp_path)
-        gateway = open_gateway(tls_cert=cert, tls_key=key)
-        (tmp_path / "new").mkdir()
-        new_cert, new_key = certificate(tmp_path / "new")
-        shutil.copy(new_key, key)
+        made, new = self_signed(tmp_path), self_signed(tmp_path, "new")
+        gateway = open_gateway(tls_cert=made.certificate, tls_key=made.private_key)
+        shutil.copy(new.private_key, made.private_key)
         gateway.reload()  # the new key without its certificate: nothing changes
-        assert request(gateway.http_url, "/v2", ca=cert).status == 200
-        shutil.copy(new_cert, cert)
+        assert request(gateway.http_url, "/v2", ca=made.certificate).status == 200
+        shutil.copy(new.certificate, made.certificate)
         gateway.reload()
-        assert request(gateway.http_url, "/v2", ca=new_cert).status == 200
+        assert request(gateway.http_url, "/v2", ca=new.certificate).status == 200
 
 
 @pytest.mark.nightly
@@ -598,9 +595,9 @@ class TestObservability:
         assert ends == ["--", "--", "LR", "LR", "LR"]
 
     def test_every_line_is_json_whatever_clients_send(self, open_gateway: Open, tmp_path: Path) -> None:
-        cert, key = certificate(tmp_path)
-        gateway = open_gateway(tls_cert=cert, tls_key=key)
-        context = ssl.create_default_context(cafile=str(cert))
+        made = self_signed(tmp_path)
+        gateway = open_gateway(tls_cert=made.both)
+        context = ssl.create_default_context(cafile=made.certificate)
         bearer = f"Authorization: Bearer {KEY}\r\n".encode()
         sent = [
             b'GET /v2/models/"x"/ready HTTP/1.1\r\nHost: x\r\n' + bearer + b"\r\n",
@@ -649,7 +646,6 @@ class TestObservability:
 class TestReadiness:
     def test_a_network_that_does_not_answer_is_not_ready(self, repository: Repository, tmp_path: Path) -> None:
         """Triton itself says ready for ever after `kill -9` of the worker of the network."""
-        require_haproxy()
         models = tmp_path / "models"
         shutil.copytree(repository.path, models)
         settings = GatewaySettings(keys=key_file(tmp_path), access_log=tmp_path / "access.log")
@@ -677,7 +673,6 @@ class TestReadiness:
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A stand-in for a network that takes 0.3 s for an image, and two images at the same time."""
-    require_haproxy()
     models = sleeping_repository(tmp_path_factory.mktemp("slow") / "models", sleep_s=0.3)
     with TritonServer(models, options=behind_gateway(ServerOptions(**FREE_PORTS), SECRET)) as running:
         yield running
@@ -751,7 +746,6 @@ def metrics_text(where: dict[str, Any]) -> str:
 
 class TestCommand:
     def test_serve_with_a_gateway_until_sigterm(self, repository: Repository, tmp_path: Path) -> None:
-        require_haproxy()
         models = tmp_path / "models"
         shutil.copytree(repository.path, models)
         log = tmp_path / "access.log"
@@ -794,6 +788,5 @@ class TestRefusals:
         assert "--grpc-port" in caught.value.hint
 
     def test_an_address_of_another_machine(self, tmp_path: Path) -> None:
-        require_haproxy()
         with pytest.raises(ServerError, match=r"--listen 192\.0\.2\.1|192\.0\.2\.1 cannot be opened"):
             Gateway(GatewaySettings(keys=key_file(tmp_path), listen="192.0.2.1", insecure=True), **FREE_PORTS)

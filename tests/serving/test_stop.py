@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
+from tests.haproxy import needs_haproxy
 from tests.serving.commands import Serve
-from tests.serving.gateways import BEARER, key_file, request, require_haproxy
+from tests.serving.gateways import BEARER, key_file, request
 from tests.serving.stand_in import MODEL, infer_body, write_stand_in
 from tests.waiting import best_of, wait_until
 
@@ -113,15 +114,10 @@ def serving(models: Path, *arguments: str) -> Iterator[Serve]:
         running.process.communicate()
 
 
-@pytest.mark.integration
-def test_sigterm_under_load(tmp_path: Path) -> None:
-    """A server without a gateway may refuse requests while it stops, and gives no wrong answer."""
-    drained_under_load_s(tmp_path)
-
-
 @pytest.mark.alone
 @pytest.mark.integration
 def test_sigterm_under_load_takes_seconds(tmp_path: Path) -> None:
+    """A server without a gateway may refuse requests while it stops, and gives no wrong answer."""
     measure_s = lambda: drained_under_load_s(Path(tempfile.mkdtemp(dir=tmp_path)))  # noqa: E731
     assert best_of(3, measure_s, enough=25) < 25
 
@@ -130,11 +126,11 @@ def drained_under_load_s(folder: Path) -> float:
     """End a server under load with SIGTERM; return the seconds of its exit."""
     models = write_stand_in(folder / "models", delay_s=0.02)
     with serving(models, "--log", str(folder / "log")) as running:
-        return _drained_s(running)
+        clients = Clients(running.ready())
+        return _drained_s(running, clients)
 
 
-def _drained_s(running: Serve) -> float:
-    clients = Clients(running.ready())
+def _drained_s(running: Serve, clients: Clients) -> float:
     for target, number in ((clients.kept, 4), (clients.new, 2), (clients.grpc, 2)):
         clients.start(target, number)
     wait_until(lambda: len(clients.outcomes) >= 100, "100 answers")
@@ -154,16 +150,14 @@ def _drained_s(running: Serve) -> float:
     return ended - began
 
 
-@pytest.mark.integration
-def test_kill_and_sigterm_under_load_behind_the_gateway(tmp_path: Path) -> None:
-    """A killed server is back. At SIGTERM, each request that HAProxy read reaches its client."""
-    killed_and_drained_s(tmp_path)
-
-
+@needs_haproxy
 @pytest.mark.alone
 @pytest.mark.integration
 def test_behind_the_gateway_a_killed_server_is_back_and_haproxy_ends_within_seconds(tmp_path: Path) -> None:
-    """Back within 10 s; and HAProxy ends within 5 s: alone, it would wait 10 s for a connection without a request."""
+    """At SIGTERM, each request that HAProxy read reaches its client.
+
+    Back within 10 s; and HAProxy ends within 5 s: alone, it would wait 10 s for a connection without a request.
+    """
 
     def share() -> float:
         back_s, end_s = killed_and_drained_s(Path(tempfile.mkdtemp(dir=tmp_path)))
@@ -177,7 +171,6 @@ def killed_and_drained_s(folder: Path) -> tuple[float, float]:
 
     Returns the seconds until all clients have answers again, and those from SIGTERM to the end of HAProxy.
     """
-    require_haproxy()
     models, log = write_stand_in(folder / "models", delay_s=0.02), folder / "access.log"
     gateway = ("--gateway", "--keys", str(key_file(folder)), "--allow-json", "10000", "--access-log", str(log))
     with serving(models, *gateway) as running:

@@ -22,7 +22,7 @@ from gmmvit_deploy.serving.front.options import FrontOptions
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_READY_S = 2.0
+_READY_S, _ANSWER_S = 2.0, 60.0
 _CHANNEL = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -125,7 +125,7 @@ class Triton:
 
     async def _answered(self, method: Callable[..., Awaitable[Any]], request: Any) -> Any:
         try:
-            return await method(request, timeout=self._options.answer_timeout_s)
+            return await method(request, timeout=_ANSWER_S)
         except grpc.aio.AioRpcError as exc:
             if exc.code() == grpc.StatusCode.UNAVAILABLE:
                 self._model = None  # the next server may serve another bundle

@@ -16,9 +16,9 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.serving.rollout._service import Rollouts
+from gmmvit_deploy.serving.rollout._orders import Orders
+from gmmvit_deploy.serving.rollout._rollout import RolloutOptions
 from gmmvit_deploy.serving.rollout._state import State
-from gmmvit_deploy.serving.rollout._steps import RolloutOptions
 from gmmvit_deploy.serving.rollout.control import ControlServer, Send, send_order
 from tests.cli.terminal import gmmvit_here
 from tests.serving.rollout.state_service import ORDER
@@ -57,11 +57,11 @@ def test_the_folder_of_a_service_is_taken(tmp_path: Path) -> None:
 
 def test_a_refused_order_is_no_failed_rollout(tmp_path: Path) -> None:
     lines: list[str] = []
-    replicas: Any = SimpleNamespace(served=SimpleNamespace(sha256="ab" * 32))
-    with Rollouts(replicas, State(tmp_path), on_log_line=lines.append) as rollouts:
+    servers: Any = SimpleNamespace(served=SimpleNamespace(sha256="ab" * 32))
+    with Orders(servers, State(tmp_path), on_log_line=lines.append) as orders:
         (answer,) = send_order(tmp_path, {**ORDER, "bundle": str(tmp_path / "nowhere")})
         assert "nowhere" in answer["error"]
-        text = rollouts.metrics_text()
+        text = orders.metrics_text()
         assert 'gmmvit_rollouts_total{result="refused"} 1' in text
         assert 'gmmvit_rollouts_total{result="failed"} 0' in text
         assert lines[0].startswith("rollout: refused: ")

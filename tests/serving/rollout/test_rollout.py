@@ -18,21 +18,20 @@ from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE, MANIFEST_FILE, Bundle
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
-from gmmvit_deploy.serving.rollout._service import first_bundle
+from gmmvit_deploy.serving.rollout._orders import first_bundle
 from gmmvit_deploy.serving.rollout._state import State
 from gmmvit_deploy.serving.rollout.control import send_order
 from tests.documented import ROOT
-from tests.serving.gateways import key_file, request, require_haproxy
-from tests.serving.rollout.services import classifying, load, other_bundle, png, processes, promoted
-from tests.serving.rollout.state_service import StateService
+from tests.haproxy import needs_haproxy
+from tests.serving.gateways import key_file, request
+from tests.serving.rollout.state_service import StateService, classifying, load, other_bundle, png, processes, promoted
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [needs_haproxy, pytest.mark.integration]
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, bundles: dict[str, Bundle]) -> Iterator[StateService]:
-    require_haproxy()
     folder = tmp_path_factory.mktemp("rollout")
     running = StateService(folder, key_file(folder), str(bundles["gmm"].path))
     yield running
