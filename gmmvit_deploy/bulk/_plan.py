@@ -26,7 +26,7 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore
 _FORMAT = "gmmvit-bulk/2"
 _PLAN = f"{JOB_FOLDER}/plan.json"
 _SHOWN = 3
-_NEW_FOLDER = "type --to with a new folder to classify everything again, or go back to what the folder was begun with"
+_NEW_FOLDER = "type --to with a new folder to classify everything again, or go back to what the folder was started with"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ def settled_plan(
     listing_sha256 = _sha256_of_listing(source)
     if listing_sha256 != plan.listing_sha256:
         raise InputError(
-            f"{storage.url}: the source is not the source that the folder was begun with: "
+            f"{storage.url}: the source is not the source that the folder was started with: "
             f"{_difference(storage, plan, source)}",
             hint=_NEW_FOLDER,
         )
@@ -149,7 +149,7 @@ def require_same(plan: Plan, settings: Settings, *, what: str) -> None:
         if expected.get(name) != actual.get(name)
     ]
     if changes:
-        raise InputError(f"{what}: the folder was begun with other settings: {'; '.join(changes)}", hint=_NEW_FOLDER)
+        raise InputError(f"{what}: the folder was started with other settings: {'; '.join(changes)}", hint=_NEW_FOLDER)
 
 
 def _flat(settings: Settings) -> dict[str, str]:

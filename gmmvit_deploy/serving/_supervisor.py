@@ -38,7 +38,7 @@ _MAX_FAILURES = 2
 _ANSWER_S = 8.0
 _QUICK_S = 0.01
 """A model that answers a probe within this time gets the next probe after the shortest interval."""
-_LONGEST = 10
+_MAX_INTERVAL = 10
 """The longest interval, relative to the shortest."""
 _MAX_COMPUTING_S = 60.0
 _COMPUTING = 0.1
@@ -107,7 +107,7 @@ class Watch:
                 failures += 1
             if failures >= _MAX_FAILURES:
                 self.reason = f"{model} failed {_MAX_FAILURES} probes in sequence: {answer.detail}"
-            longer = 1.0 if failures else min(max(quickest_s / _QUICK_S, 1.0), _LONGEST)
+            longer = 1.0 if failures else min(max(quickest_s / _QUICK_S, 1.0), _MAX_INTERVAL)
             self._ended.wait(longer * self._interval_s)
 
     def _probe(self, model: str) -> Probe | None:
@@ -150,10 +150,10 @@ class Supervisor:
 
     def metrics_text(self) -> str:
         """Return the metrics of the server and of the supervisor, in Prometheus's text format."""
-        theirs = ""
+        server_metrics = ""
         with suppress(OSError, http.client.HTTPException):  # the server starts, or has ended
-            theirs = text_from_url(self.server.metrics_url) if self.server.pid else ""
-        return theirs + self.metrics.text()
+            server_metrics = text_from_url(self.server.metrics_url) if self.server.pid else ""
+        return server_metrics + self.metrics.text()
 
     def close(self) -> None:
         """End the watch; the server stays as it is."""

@@ -26,8 +26,8 @@ from gmmvit_deploy.serving.front.options import (
     FrontOptions,
 )
 from gmmvit_deploy.serving.front.process import FrontProcess
+from gmmvit_deploy.serving.gateway.gateway import Gateway, behind_gateway
 from gmmvit_deploy.serving.gateway.options import BLUE, GatewaySettings, is_loopback
-from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.ports import listening_socket
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 

@@ -23,8 +23,8 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.serving.front.process import _EXIT_BEHIND_GATEWAY_S
+from gmmvit_deploy.serving.gateway.gateway import _STOP_S
 from gmmvit_deploy.serving.gateway.haproxy import _END_S
-from gmmvit_deploy.serving.gateway.service import _STOP_S
 from gmmvit_deploy.serving.processes import workers_of
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import _EXIT_S, ServerOptions

@@ -15,12 +15,18 @@ from gmmvit_deploy.serving.processes import Worker, workers_of
 class Serve:
     """``gmmvit serve`` as a process of its own."""
 
-    def __init__(self, path: Path, *arguments: str, before: tuple[str, ...] = (sys.executable,)) -> None:
-        """before: a command that runs Python with the arguments that follow."""
-        command = [*before, "-m", "gmmvit_cli.main", "serve", str(path), "--json", *arguments]
+    def __init__(
+        self, path: Path | None, *arguments: str | Path, before: tuple[str, ...] = (sys.executable,), **how: Any
+    ) -> None:
+        """path: what is served; None for a service with a state folder.
+
+        before: a command that runs Python with the arguments that follow.  how: as for `subprocess.Popen`.
+        """
+        command = [*before, "-m", "gmmvit_cli.main", "serve", *([path] if path else []), "--json", *arguments]
         names = ("http", "grpc", "metrics", *(() if "--gateway" in arguments else ("classify",)))
         ports = [part for name in names for part in (f"--{name}-port", "0")]
-        self.process = subprocess.Popen(command + ports, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen([*command, *ports], **{**streams, **how})
         self.path = path
 
     def ready(self) -> dict[str, Any]:

@@ -33,12 +33,12 @@ from tests.serving.shared import Running
 pytestmark = pytest.mark.integration
 
 IMAGES = [encoded(photo(40, 30, seed=n), "JPEG") for n in range(2)]
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 
 
 @pytest.fixture(scope="module")
 def front(server: Running) -> Iterator[FrontProcess]:
-    with FrontProcess(FrontOptions(triton_url=server.grpc_url, max_body_bytes=MOST_BYTES), None) as running:
+    with FrontProcess(FrontOptions(triton_url=server.grpc_url, max_body_bytes=MAX_BYTES), None) as running:
         running.wait_ready()
         yield running
 
@@ -56,7 +56,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("images")
     for number, image in enumerate(IMAGES):
         (folder / f"{number}.jpg").write_bytes(image)
-    (folder / "large.jpg").write_bytes(bytes(MOST_BYTES + 1))
+    (folder / "large.jpg").write_bytes(bytes(MAX_BYTES + 1))
     return folder
 
 
@@ -73,7 +73,7 @@ class TestAnswers:
     @pytest.mark.parametrize(
         ("arguments", "status", "reason"),
         [
-            (["--data-binary", "@large.jpg"], 413, f"the request is too large; the limit is {MOST_BYTES} bytes"),
+            (["--data-binary", "@large.jpg"], 413, f"the request is too large; the limit is {MAX_BYTES} bytes"),
             (["--data-binary", "@0.jpg", "-H", "Content-Encoding: gzip"], 415, "compressed requests are refused"),
         ],
         ids=["too large", "compressed"],

@@ -83,16 +83,6 @@ def server(bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_export_and_parity(name: str, bundles: dict[str, Bundle]) -> None:
-    bundle, (channels, changes) = bundles[name], CASES[name]
-    image = bundle.manifest.image
-    assert (image.resize, image.crop_pct, image.channels) == (changes["resize"], changes["crop_pct"], channels)
-    with OnnxRuntimeRunner(bundle) as runner:
-        report = check_parity(bundle, [runner])
-    assert report.passed, report.failures()
-
-
-@pytest.mark.parametrize("name", CASES)
 def test_server_gives_the_answers_for_timms_tensors(
     name: str, bundles: dict[str, Bundle], server: TritonServer, tmp_path: Path
 ) -> None:

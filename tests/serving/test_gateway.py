@@ -27,8 +27,8 @@ from tritonclient.grpc import service_pb2
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
+from gmmvit_deploy.serving.gateway.gateway import Gateway, behind_gateway
 from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
-from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
@@ -50,7 +50,7 @@ from tests.serving.gateways import (
     request,
 )
 from tests.serving.processes import processes_naming, wait_gone
-from tests.serving.shared import MOST_BODY_BYTES, SECRET, Running, shared_service
+from tests.serving.shared import MAX_BODY_BYTES, SECRET, Running, shared_service
 from tests.serving.stand_in import answers_held, sleeping_repository
 from tests.waiting import everything_was_read, wait_until
 
@@ -88,7 +88,7 @@ def open_gateway(triton: Running, tmp_path_factory: pytest.TempPathFactory) -> I
         settings = {
             "keys": key_file(folder),
             "access_log": folder / "access.log",
-            "max_body_bytes": MOST_BODY_BYTES,
+            "max_body_bytes": MAX_BODY_BYTES,
             **settings,
         }
         gateway = Gateway(GatewaySettings(**settings), **FREE_PORTS, on_log_line=on_log_line)
@@ -201,11 +201,11 @@ class TestHttp:
         assert request(gateway.http_url, INFER, b"[" * 200_000, headers=RAW | {"X-A": "1"}).status in (400, 500)
         assert request(triton.http_url, "/v2/health/ready").status == 200
 
-    @pytest.mark.parametrize("size", [MOST_BODY_BYTES + 1, 30_000_000])
+    @pytest.mark.parametrize("size", [MAX_BODY_BYTES + 1, 30_000_000])
     def test_too_large(self, size: int, gateway: Running) -> None:
         answer = request(gateway.http_url, INFER, bytes(size), headers=RAW)
         assert answer.status == 413
-        assert f"the limit is {MOST_BODY_BYTES} bytes" in answer.json()["error"]
+        assert f"the limit is {MAX_BODY_BYTES} bytes" in answer.json()["error"]
 
     def test_no_number_of_json_wraps(self, gateway: Running) -> None:
         tensor = {"name": "pixels", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [300] * 3072}
@@ -230,8 +230,8 @@ class TestHttp:
     def test_nested_json_behind_a_length_with_a_sign(self, gateway: Running, triton: Running) -> None:
         """16.7 million brackets ended the server, which has a stack of 1 GiB."""
         pid = triton.pid
-        headers = {"Inference-Header-Content-Length": f"+{MOST_BODY_BYTES - 1}"}
-        assert request(gateway.http_url, INFER, b"[" * (MOST_BODY_BYTES - 1), headers=headers).status == 400
+        headers = {"Inference-Header-Content-Length": f"+{MAX_BODY_BYTES - 1}"}
+        assert request(gateway.http_url, INFER, b"[" * (MAX_BODY_BYTES - 1), headers=headers).status == 400
         assert (triton.pid, request(triton.http_url, "/v2/health/ready").status) == (pid, 200)
 
     @pytest.mark.parametrize(
@@ -466,7 +466,7 @@ class TestFront:
         assert seen[0]["x-gmmvit-client"] == "tester"
         assert seen[0]["x-gmmvit-front"] == SECRET
         assert "authorization" not in seen[0]
-        assert request(gateway.http_url, "/classify", bytes(MOST_BODY_BYTES + 1)).status == 413
+        assert request(gateway.http_url, "/classify", bytes(MAX_BODY_BYTES + 1)).status == 413
         assert request(gateway.http_url, "/classify", b"photo", key=None).status == 401
         assert request(gateway.http_url, "/classify", b"x", headers={"Content-Encoding": "br"}).status == 415
         assert request(gateway.http_url, "/classify").status == 404

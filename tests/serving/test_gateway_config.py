@@ -127,8 +127,8 @@ class TestSettings:
         ("wrong", "bound"),
         [
             *(
-                ({name: least - 1}, f"{name}: expected at least {least}")
-                for name, least in {
+                ({name: minimum - 1}, f"{name}: expected at least {minimum}")
+                for name, minimum in {
                     "max_body_bytes": 1024,
                     "json_bytes": 0,
                     "in_flight": 1,

@@ -88,7 +88,7 @@ def front_app(options: FrontOptions, secret: str | None) -> ASGIApp:
     ]
     app = Starlette(
         routes=routes if secret else [*routes, Route("/", _page(), methods=["GET"])],
-        exception_handlers={Refusal: _refused, HTTPException: _not_routed, Exception: _failed},
+        exception_handlers={Refusal: lambda _, exc: _answer(exc), HTTPException: _not_routed, Exception: _failed},
         lifespan=front.lifespan,
     )
     app.router.redirect_slashes = False
@@ -173,10 +173,6 @@ def _answer(refusal: Refusal) -> JSONResponse:
     if refusal.image is not None:
         answer["image"] = refusal.image
     return JSONResponse(answer, status_code=refusal.status, headers=refusal.headers)
-
-
-def _refused(request: Request, exc: Any) -> JSONResponse:
-    return _answer(exc)
 
 
 def _not_routed(request: Request, exc: Any) -> JSONResponse:

@@ -16,7 +16,7 @@ from gmmvit_deploy.serving.server import TritonServer
 _BACKENDS = ("triton_http", "triton_grpc")
 _FRONT = "front"
 """The backend of the services behind ``/classify``, one for each server."""
-_PATIENCE_S = 15.0
+_RETRY_S = 15.0
 """The maximum time in which a HAProxy that has ended is started again."""
 _POLL_S = 0.05
 
@@ -114,7 +114,7 @@ class Upstreams:
         return [row for row in rows if row["pxname"] in self._backends and row["svname"] == name]
 
     def _answer(self, text: str) -> str:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _RETRY_S
         while True:
             try:
                 return self._haproxy.command(text)

@@ -13,8 +13,8 @@ from pathlib import Path
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.files.leftovers import temporary_folder
+from gmmvit_deploy.serving.gateway.gateway import Gateway
 from gmmvit_deploy.serving.gateway.options import BLUE, GREEN
-from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.gateway.upstreams import Upstreams
 from gmmvit_deploy.serving.run import BundleServers
 from gmmvit_deploy.serving.server import TritonServer

@@ -21,7 +21,7 @@ from gmmvit_deploy.serving.rollout._rollout import RolloutOptions, roll_out
 from gmmvit_deploy.serving.rollout._state import State
 from gmmvit_deploy.serving.rollout.control import ControlServer, Send
 
-_PATIENCE_S = 30.0
+_ABORT_S = 30.0
 """The maximum time in which a rollout that is aborted ends."""
 
 
@@ -78,7 +78,7 @@ class Orders:
         self._closing.close()
         if (order := self._order) is not None:
             order.aborted.set()
-            order.ended.wait(_PATIENCE_S)
+            order.ended.wait(_ABORT_S)
 
     def metrics_text(self) -> str:
         """Return the state of the rollouts, in Prometheus's text format."""
@@ -96,7 +96,7 @@ class Orders:
 
     def _report(self, order: _Order) -> Callable[[str], None]:
         def report(step: str) -> None:
-            self._step, order.begun = step, True
+            self._step, order.started = step, True
             self._log(f"rollout: {step}")
             order.send({"step": step})
 
@@ -116,7 +116,7 @@ class Orders:
         finally:
             self._order = None
             self._busy.release()
-        result = "promoted" if order.error is None else "failed" if order.begun else "refused"
+        result = "promoted" if order.error is None else "failed" if order.started else "refused"
         self._ended[result] += 1
         if order.error is not None:
             self._log(f"rollout: {result}: {order.error}")
@@ -168,7 +168,7 @@ class _Order:
         """Errors: InputError when a value is missing or invalid."""
         self.send = send
         self.ended = threading.Event()
-        self.begun = False
+        self.started = False
         """False if the order was refused before its first step."""
         self.aborted = threading.Event()
         self.error: GmmvitError | None = None

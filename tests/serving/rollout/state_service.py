@@ -6,11 +6,9 @@ import contextlib
 import io
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.serving.rollout._state import State
 from gmmvit_deploy.serving.rollout.control import send_order
-from tests.serving.commands import ready
+from tests.serving.commands import Serve, ready
 from tests.serving.gateways import KEY, Answer, request
 from tests.serving.processes import kinds_of
 from tests.serving.rollout.checked_load import CheckedLoad
@@ -48,12 +46,9 @@ class StateService:
         Errors: SystemExit when the service does not start, with its log.
         """
         self.folder, self.state = folder, folder / "service"
-        command = [sys.executable, "-m", "gmmvit_cli.main", "serve", *arguments]
-        command += ["--gateway", "--state", str(self.state), "--keys", str(keys), "--json"]
-        command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-        command += ["--access-log", str(folder / "access.log")]
+        words = ["--gateway", "--state", self.state, "--keys", keys, "--access-log", folder / "access.log"]
         self._errors = (folder / "service.log").open("a")
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._errors, text=True)
+        self.process = Serve(None, *arguments, *words, stderr=self._errors).process
         try:
             self.where = ready(self.process)
         except SystemExit as error:
@@ -63,9 +58,7 @@ class StateService:
     def __enter__(self) -> StateService:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.stop()
