@@ -125,10 +125,8 @@ def settled_plan(
                     f"{storage.url}: expected a new or empty folder, or the folder of a job; it holds {strangers[0]}",
                     hint="type --to with a new folder",
                 )
-            _write_plan(storage, source, settings, on_progress)
-            plan = read_plan(storage)  # where there are no locks, another process may have written its plan
-    if plan is None:
-        raise InputError(f"{storage.url}/{_PLAN}: the plan disappeared", hint="type the same command again")
+            written = _write_plan(storage, source, settings, on_progress)
+            plan = read_plan(storage) or written  # where there are no locks, another process may have written its plan
     require_same(plan, settings, what=storage.url)
     listing_sha256 = _sha256_of_listing(source)
     if listing_sha256 != plan.listing_sha256:
@@ -191,7 +189,7 @@ def _sha256_of_listing(source: Source) -> str:
     return digest.hexdigest()
 
 
-def _write_plan(storage: Storage, source: Source, settings: Settings, on_progress: OnProgress) -> None:
+def _write_plan(storage: Storage, source: Source, settings: Settings, on_progress: OnProgress) -> Plan:
     listing_sha256 = _sha256_of_listing(source)
     # Plans of different sources or settings never share a file, even if their processes run at once.
     identity = hashlib.sha256(f"{listing_sha256} {settings.shard_images} {settings.image_column}".encode())
@@ -215,8 +213,10 @@ def _write_plan(storage: Storage, source: Source, settings: Settings, on_progres
     images = sum(shard.images for shard in shards)
     if not images:
         raise InputError(f"--from {source.url}: expected images, got none; {left_out_text(left_out.kinds())}")
+    plan = replace(plan, shards=shards, images=images, left_out=left_out.kinds())
     with storage.written(_PLAN) as file:
-        file.write(replace(plan, shards=shards, images=images, left_out=left_out.kinds()).to_json())
+        file.write(plan.to_json())
+    return plan
 
 
 def _cut(

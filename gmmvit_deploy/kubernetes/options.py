@@ -58,16 +58,6 @@ def location(text: str, option: str, *, oci: bool = False) -> Location:
     return Location(scheme=scheme, name=name, path=path.strip("/"))
 
 
-def tag_warnings(images: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a warning for each image, by option, that is named by a tag, which can change; none for the image ""."""
-    return tuple(
-        f"{option} {image}: a tag can change; name the digest, {_TAG.sub('', image.partition('@')[0])}@sha256:…, which "
-        "docker buildx imagetools inspect prints"
-        for option, image in images.items()
-        if image and not _PINNED.fullmatch(image)
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodOptions:
     """image: of the pod.  model: where the repository to serve, or the bundle of a job, is.
@@ -89,8 +79,13 @@ class PodOptions:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know, a sentence each."""
-        return tag_warnings(self.images)
+        """A sentence for each image that is named by a tag, which can change."""
+        return tuple(
+            f"{option} {image}: a tag can change; name the digest, {_TAG.sub('', image.partition('@')[0])}@sha256:…, "
+            "which docker buildx imagetools inspect prints"
+            for option, image in self.images.items()
+            if image and not _PINNED.fullmatch(image)
+        )
 
     @property
     def model_path(self) -> str:

@@ -23,10 +23,11 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from gmmvit_deploy.errors import MissingDependencyError, ServerError
+from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.progress import OnProgress, ignore
 from gmmvit_deploy.serving.server_wheel import wheel_folder
 
@@ -132,7 +133,7 @@ def stage_backends(install: ServerInstall, folder: Path) -> Path:
     staged = folder / "backends" / "python"
     shutil.copytree(install.backends / "python", staged, ignore=shutil.ignore_patterns("__pycache__"))
     stub = Path(shutil.copy2(_stub_folder(install.backends.parent) / "triton_python_backend_stub", staged))
-    if _numpy_major() >= 2:
+    if int(version("numpy").partition(".")[0]) >= 2:
         stub.write_bytes(stub_for_numpy_2(stub.read_bytes()))
     return staged.parent
 
@@ -163,12 +164,3 @@ def _libpython_folder() -> Path:
         f"Triton's Python backend needs a shared libpython, but this Python has no {name} in {candidates[0]}",
         hint="use a Python that was built with --enable-shared, such as the Python of your Linux distribution",
     )
-
-
-def _numpy_major() -> int:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return int(version("numpy").split(".")[0])
-    except PackageNotFoundError as exc:
-        raise MissingDependencyError("numpy", extra="serve") from exc

@@ -26,8 +26,7 @@ from gmmvit_deploy.serving.front.options import FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from tests.images.test_preprocess import encoded, photo
-from tests.serving.commands import Serve, metric_values
-from tests.serving.processes import kinds_of
+from tests.serving.commands import Serve, kinds_of, metric_values
 from tests.serving.shared import Running
 
 pytestmark = pytest.mark.integration

@@ -30,8 +30,8 @@ from gmmvit_deploy.serving.triton_models import large_images
 from gmmvit_deploy.serving.triton_models.large_images import NICENESS, Decoder
 from tests.conftest import FREE_PORTS
 from tests.images.test_preprocess import encoded, photo, png
+from tests.serving.commands import kinds_of
 from tests.serving.conftest import flat_png
-from tests.serving.processes import kinds_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.nightly

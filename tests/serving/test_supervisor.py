@@ -22,8 +22,7 @@ from gmmvit_deploy.serving._supervisor import Supervisor
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
-from tests.serving.commands import Serve, metric_values, stub_of
-from tests.serving.processes import processes_naming
+from tests.serving.commands import Serve, metric_values, processes_naming, stub_of
 from tests.serving.stand_in import MODEL, write_stand_in
 from tests.waiting import best_of, wait_until
 

@@ -7,7 +7,6 @@ import re
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -73,9 +72,7 @@ class Triton:
         self._watching = asyncio.create_task(self._forget_model_of_a_lost_server())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._watching.cancel()
         await self._channel.close()
 

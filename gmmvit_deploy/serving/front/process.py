@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 
 import gmmvit_deploy
 from gmmvit_deploy.errors import ServerError
@@ -154,9 +153,7 @@ class FrontProcess:
     def __enter__(self) -> FrontProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

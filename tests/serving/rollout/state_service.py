@@ -17,9 +17,8 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.serving.rollout._state import State
 from gmmvit_deploy.serving.rollout.control import send_order
-from tests.serving.commands import Serve, ready
+from tests.serving.commands import Serve, kinds_of, ready
 from tests.serving.gateways import KEY, Answer, request
-from tests.serving.processes import kinds_of
 from tests.serving.rollout.checked_load import CheckedLoad
 
 ORDER: dict[str, Any] = {

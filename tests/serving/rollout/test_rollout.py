@@ -136,7 +136,9 @@ def test_an_abort_under_load_goes_back_and_refuses_no_image(
     assert [(answer.status, answer.body) for answer in answers if answer.status != 200] == []
     assert {answer.headers["x-gmmvit-bundle"] for answer in answers} == {before}
     assert promoted(service) == before
-    assert "no rollout is running" in next(iter(send_order(service.state, {"order": "abort"})))["error"]
+    (refused,) = send_order(service.state, {"order": "abort"})
+    assert "no rollout is running" in refused["error"]
+    assert f"gmmvit rollout --status --to {service.state}" in refused["hint"]
     assert {line["model"] for line in access_log(service) if line["path"] == "/classify"} == {"gmmvit"}
 
 
@@ -162,7 +164,7 @@ def test_the_metrics_count_rollouts(service: StateService, bundles: dict[str, Bu
     assert "error" in service.order(bundle=str(bundles["labels"].path))  # a contract change
     after = rollout_metrics(service)
     assert after["gmmvit_rollout_running"] == 0
-    refused = 'gmmvit_rollouts_total{result="refused"}'
+    refused = 'gmmvit_rollouts_total{result="refused"}'  # it failed before its first step
     assert after == {**before, refused: before[refused] + 1}
 
 
