@@ -24,8 +24,8 @@ from gmmvit_deploy.images.spec import ResizeRule
 from gmmvit_deploy.models.families import PRESETS
 from gmmvit_deploy.precision import PRECISIONS
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
-from gmmvit_deploy.runtimes.runners.names import RUNNERS
-from gmmvit_deploy.serving.names import BACKENDS, RUNTIMES
+from gmmvit_deploy.runtimes.runners.names import ON_CPUS, RUNNERS
+from gmmvit_deploy.serving.names import BACKENDS
 from gmmvit_deploy.training.recipe import POLICIES, RECIPES, REPETITIONS
 from tests.cli.terminal import gmmvit_here
 
@@ -109,8 +109,8 @@ class TestEveryCommand:
         ("export", PRECISIONS),
         ("convert", [name for name in PRECISIONS if name != "fp32"]),
         ("build", [*PRECISIONS, *FLAVORS]),
-        ("repository", [*BACKENDS, *RUNTIMES]),
-        ("tune", RUNTIMES),
+        ("repository", [*BACKENDS, *ON_CPUS]),
+        ("tune", ON_CPUS),
         ("export", DATASETS),
         ("export", PRESETS),
         ("inspect", PRESETS),
