@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,10 +42,15 @@ class Clients:
         self.done = threading.Event()
         self.threads: list[threading.Thread] = []
 
-    def start(self, target: Callable[[], None], number: int) -> None:
-        for _ in range(number):
+    def start(self) -> None:
+        for target in (*[self.kept] * 4, *[self.new] * 2, *[self.grpc] * 2):
             self.threads.append(threading.Thread(target=target))
             self.threads[-1].start()
+
+    def end(self) -> None:
+        self.done.set()
+        for thread in self.threads:
+            thread.join(timeout=30)
 
     def wait_for_answers(self) -> None:
         """Wait until each kind of client has got an answer from now on."""
@@ -126,21 +131,17 @@ def drained_under_load_s(folder: Path) -> float:
     """End a server under load with SIGTERM; return the seconds of its exit."""
     models = write_stand_in(folder / "models", delay_s=0.02)
     with serving(models, "--log", str(folder / "log")) as running:
-        clients = Clients(running.ready())
-        return _drained_s(running, clients)
+        return _drained_s(running, Clients(running.ready()))
 
 
 def _drained_s(running: Serve, clients: Clients) -> float:
-    for target, number in ((clients.kept, 4), (clients.new, 2), (clients.grpc, 2)):
-        clients.start(target, number)
+    clients.start()
     wait_until(lambda: len(clients.outcomes) >= 100, "100 answers")
     began = time.monotonic()
     running.process.send_signal(signal.SIGTERM)
     status, errors = running.end(timeout_s=60)
     ended = time.monotonic()
-    clients.done.set()
-    for thread in clients.threads:
-        thread.join(timeout=30)
+    clients.end()
     assert status == 0, errors
     assert {outcome for when, _, outcome in clients.outcomes if when <= began} == {"200"}
     refused = {"503", "ConnectionRefusedError", "ConnectionResetError", "RemoteDisconnected", "BrokenPipeError"}
@@ -183,8 +184,7 @@ def _killed_and_drained_s(running: Serve, log: Path) -> tuple[float, float]:
     idle = http.client.HTTPConnection(clients._host, clients._port, timeout=30)
     assert clients.ask(idle, "idle", 1.0)
     unused = socket.create_connection((clients._host, clients._port))
-    for target, number in ((clients.kept, 4), (clients.new, 2), (clients.grpc, 2)):
-        clients.start(target, number)
+    clients.start()
     clients.wait_for_answers()
     os.kill(where["pid"], signal.SIGKILL)
     killed = time.monotonic()
@@ -196,9 +196,7 @@ def _killed_and_drained_s(running: Serve, log: Path) -> tuple[float, float]:
     wait_until(lambda: not Path(f"/proc/{where['gateway_pid']}").exists(), "the end of HAProxy")
     haproxy_ended = time.monotonic()
     status, errors = running.end(timeout_s=60)
-    clients.done.set()
-    for thread in clients.threads:
-        thread.join(timeout=30)
+    clients.end()
     assert status == 0, errors
     assert idle.sock is not None
     assert idle.sock.recv(100) == b""

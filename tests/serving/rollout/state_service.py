@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -100,15 +101,14 @@ def classifying(service: StateService, clients: int = 4) -> Iterator[list[Answer
         while not ended.is_set():
             answers.append(request(service.where["http"], "/classify", png()))
 
-    threads = [threading.Thread(target=send) for _ in range(clients)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield answers
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(clients) as pool:
+        sent = [pool.submit(send) for _ in range(clients)]
+        try:
+            yield answers
+        finally:
+            ended.set()
+    for future in sent:
+        future.result()
 
 
 def load(service: StateService, bundles: dict[str, Bundle], rate: float = 60.0) -> CheckedLoad:
