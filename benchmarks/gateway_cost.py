@@ -30,8 +30,8 @@ from benchmarks.shared.places import ROOT
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.measure.statistics import ratio
+from gmmvit_deploy.serving.gateway.gateway import Gateway
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
-from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service

@@ -35,7 +35,7 @@ from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.random_bundles import random_bundle

@@ -46,7 +46,7 @@ from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
 from gmmvit_deploy.runtimes.runners.open import open_runners
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 

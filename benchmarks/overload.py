@@ -34,8 +34,8 @@ from benchmarks.shared.open_loop import (
     summary,
 )
 from benchmarks.shared.options import parsed, script_parser
+from gmmvit_deploy.serving.gateway.gateway import Gateway
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
-from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
 from tests.serving import stand_in

@@ -29,7 +29,7 @@ from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.open import open_runners
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.random_bundles import random_bundle

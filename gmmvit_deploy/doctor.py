@@ -192,8 +192,8 @@ def _graph(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> str:
     if precision not in ONNXRUNTIME_PRECISIONS or for_cpu:
         return whole
     return (
-        f"{whole}; the ONNX Runtime backend of Triton {OLDEST_RELEASE} or newer loads it, with --accelerator cuda "
-        f"{OLDEST_CUDA_RELEASE} or newer"
+        f"{whole}; the ONNX Runtime backend of Triton {OLDEST_RELEASE} or newer loads it, with --runner "
+        f"onnxruntime-cuda {OLDEST_CUDA_RELEASE} or newer"
     )
 
 

@@ -27,20 +27,21 @@ from gmmvit_deploy.runtimes.runners.classify import BundleClassifier
 from gmmvit_deploy.serving.front.options import FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.gateway.files import ALERTS
+from gmmvit_deploy.serving.gateway.gateway import Gateway
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
-from gmmvit_deploy.serving.gateway.service import Gateway
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
 from tests.certificates import Certificate, self_signed
 from tests.conftest import FREE_PORTS
 from tests.documented import PAGES, Block, blocks, commands
+from tests.haproxy import needs_haproxy
 from tests.images.test_preprocess import encoded, photo
-from tests.serving.gateways import KEY, key_file, request, require_haproxy
+from tests.serving.gateways import KEY, key_file, request
 from tests.serving.shared import Running
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [needs_haproxy, pytest.mark.integration]
 PAGE = PAGES / "clients.md"
 TIMEOUT_S = 60
 
@@ -60,7 +61,6 @@ def service(
     repository: Repository, certificate: Certificate, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Service]:
     """HAProxy with TLS and keys, the front and Triton, as ``gmmvit serve --gateway`` runs them."""
-    require_haproxy()
     settings = GatewaySettings(
         keys=key_file(tmp_path_factory.mktemp("keys")),
         tls_cert=certificate.certificate,
@@ -99,7 +99,6 @@ def folder(
 @pytest.fixture(scope="module")
 def addresses(server: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Addresses of ``/classify`` without TLS: behind a gateway, and alone."""
-    require_haproxy()
     gateway = Gateway(GatewaySettings(keys=key_file(tmp_path_factory.mktemp("keys"))), **FREE_PORTS)
     options = FrontOptions(triton_url=server.grpc_url)
     with FrontProcess(options, gateway.front_secret) as behind, FrontProcess(options, None) as alone:
@@ -354,7 +353,7 @@ def test_metrics_of_certificate_and_reload(service: Service, certificate: Certif
 @pytest.mark.nightly
 def test_the_metrics_count_the_restarts_of_the_front(service: Service, certificate: Certificate) -> None:
     assert values(service, certificate)["gmmvit_front_restarts_total"] == 0
-    keeper = service.front
+    keeper = service.served().front
     assert keeper is not None
     os.kill(keeper.pid, signal.SIGKILL)
     wait_until(lambda: keeper.restarts, "a restart of the front", step=keeper.step)

@@ -37,8 +37,8 @@ from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.runners.open import RUNNERS
 from gmmvit_deploy.serving.front.process import _EXIT_BEHIND_GATEWAY_S
+from gmmvit_deploy.serving.gateway.gateway import _STOP_S
 from gmmvit_deploy.serving.gateway.haproxy import _END_S
-from gmmvit_deploy.serving.gateway.service import _STOP_S
 from gmmvit_deploy.serving.names import Backend
 from gmmvit_deploy.serving.server import _EXIT_S, ServerOptions
 from tests.conftest import GOLDEN

@@ -19,7 +19,7 @@ from types import TracebackType
 import numpy as np
 from scipy import stats
 
-from tests.serving.processes import kinds_of
+from tests.serving.commands import kinds_of
 
 BLOCKS = 12
 MEBIBYTE = 2**20

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -105,6 +105,7 @@ QueueTimeout = Annotated[
 
 
 def gateway(
+    context: typer.Context,
     path: Path = INPUT.argument(
         "BUNDLE_OR_REPOSITORY", "The bundle or Triton model repository that your Triton server serves."
     ),
@@ -138,26 +139,14 @@ def gateway(
     with the same rules.
     """
     require_output(out, force=force)
-    from gmmvit_deploy.serving.gateway.own import gateway_folder
+    from gmmvit_deploy.serving.gateway.files import gateway_folder
     from gmmvit_deploy.serving.served_models import read_models
 
     read_models(path, name=name)  # a wrong path is reported before a missing option
-    settings = GatewaySettings(
-        keys=required_keys(keys),
-        listen=listen or LOOPBACK,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        insecure=insecure,
-        max_body_bytes=max_body,
-        json_bytes=allow_json,
-        in_flight=in_flight,
-        queue_limit=queue_limit,
-        queue_timeout_ms=queue_timeout,
-    )
     written = gateway_folder(
         path,
         out,
-        settings,
+        gateway_settings(context.params),
         ports=_ports_from("--ports", ports),
         triton=triton,
         triton_ports=_ports_from("--triton-ports", triton_ports),
@@ -172,11 +161,23 @@ def gateway(
     typer.echo(written.config)
 
 
-def required_keys(keys: Path | None) -> Path:
-    """Return the key file.  Errors: InputError without one."""
-    if keys is None:
+def gateway_settings(given: dict[str, Any]) -> GatewaySettings:
+    """Build the settings from the parameters of a command.  Errors: InputError without a key file."""
+    if given["keys"] is None:
         raise InputError("a gateway needs --keys FILE", hint="write a file with a line NAME KEY for each client")
-    return keys
+    return GatewaySettings(
+        keys=given["keys"],
+        listen=given["listen"] or LOOPBACK,
+        tls_cert=given["tls_cert"],
+        tls_key=given["tls_key"],
+        insecure=given["insecure"],
+        max_body_bytes=given["max_body"],
+        json_bytes=given["allow_json"],
+        in_flight=given["in_flight"],
+        queue_limit=given["queue_limit"],
+        queue_timeout_ms=given["queue_timeout"],
+        access_log=given.get("access_log"),
+    )
 
 
 def _ports_from(option: str, text: str) -> tuple[int, int, int]:

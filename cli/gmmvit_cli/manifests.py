@@ -114,10 +114,10 @@ def manifests(
     of_serving = [name for name in typed(context, _CLUSTER, "tuned") if name != "--object-name"]
     if unfit := of_serving if style == "job" else typed(context, _BULK):
         raise InputError(f"{unfit[0]} does not go with --style {style}", hint=f"leave {unfit[0]} out")
-    from gmmvit_deploy.kubernetes.options import JobOptions, ManifestOptions, place
+    from gmmvit_deploy.kubernetes.options import JobOptions, ManifestOptions, location
     from gmmvit_deploy.kubernetes.write import job_manifests_from_bundle, manifests_from_bundle
 
-    model = place(model_uri, "--model-uri", oci=True)
+    model = location(model_uri, "--model-uri", oci=True)
     if style == "job":
         if source is None or results is None or parts is None:
             missing = next(n for n, v in {"--from": source, "--to": results, "--parts": parts}.items() if v is None)
@@ -128,8 +128,8 @@ def manifests(
             fetch_image=fetch_image,
             name=object_name,
             model=model,
-            source=place(source, "--from"),
-            results=place(results, "--to"),
+            source=location(source, "--from"),
+            results=location(results, "--to"),
             parts=parts,
             workers=workers or 1,
             memory=memory or "",
@@ -149,8 +149,8 @@ def manifests(
             monitoring=monitoring,
             max_body_bytes=max_body,
             gpus=gpus,
-            least=replicas[0],
-            most=replicas[1],
+            min_pods=replicas[0],
+            max_pods=replicas[1],
         )
         written = manifests_from_bundle(path, out, options, tuned=tuned, force=force)
     if as_json:

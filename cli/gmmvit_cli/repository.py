@@ -24,8 +24,8 @@ from gmmvit_cli.options import (
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import INPUT, Panel, output_option
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS
-from gmmvit_deploy.serving.names import ACCELERATORS, BACKENDS, DEFAULT_REQUEST_PIXELS, Backend
+from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_from
+from gmmvit_deploy.serving.names import BACKENDS, DEFAULT_REQUEST_PIXELS, Backend
 
 EXAMPLE = """gmmvit repository bundle -o model_repository
 gmmvit repository bundle --runner openvino:bf16 --instances 2 --threads 4"""
@@ -44,13 +44,6 @@ def repository(
         show_default="python; onnxruntime for a --runner on a GPU",
     ),
     runner: RunnerOfGraphs = None,
-    accelerator: str = _BACKEND.option(
-        "NAME",
-        "Accelerator of --backend onnxruntime on a GPU: cuda, tensorrt, or none for the CPU. With tensorrt, the "
-        "server builds a TensorRT engine when the server loads the model.",
-        default="none",
-        names=ACCELERATORS,
-    ),
     max_queue_delay_us: int = _BATCHING.option(
         "US", "Longest time, in microseconds, that a request waits for more requests to fill the batch.", default=0
     ),
@@ -88,7 +81,7 @@ def repository(
     from gmmvit_deploy.bundle.artifacts import open_bundle
     from gmmvit_deploy.runtimes.engines.card import open_engine
     from gmmvit_deploy.runtimes.programs.cores import cores
-    from gmmvit_deploy.serving.chosen import resolved_options, runner_on
+    from gmmvit_deploy.serving.chosen import resolved_options
     from gmmvit_deploy.serving.options import RepositoryOptions
     from gmmvit_deploy.serving.repository import repository_from_bundle
 

@@ -19,7 +19,7 @@ from gmmvit_cli.gateway import (
     QueueTimeout,
     TlsCert,
     TlsKey,
-    required_keys,
+    gateway_settings,
 )
 from gmmvit_cli.options import AsJson, RequestPixels, RunnerOfGraphs, Tritonserver, typed
 from gmmvit_cli.output import note, print_json
@@ -27,7 +27,7 @@ from gmmvit_cli.panels import INPUT, OUTPUT, TARGET
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.serving.front.options import DEFAULT_BODY_BYTES
-from gmmvit_deploy.serving.gateway.options import DEFAULT_QUEUE_LIMIT, GatewaySettings
+from gmmvit_deploy.serving.gateway.options import DEFAULT_QUEUE_LIMIT
 
 EXAMPLE = """gmmvit serve bundle
 gmmvit serve model_repository --http-port 0 --grpc-port 0 --log server.log
@@ -110,27 +110,14 @@ def serve(
         if classify_port is not None:
             hint = "remove --classify-port: /classify is then on the port of --http-port"
             raise InputError("--classify-port and --gateway exclude each other", hint=hint)
-        settings = GatewaySettings(
-            keys=required_keys(keys),
-            listen=listen or LOOPBACK,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            insecure=insecure,
-            max_body_bytes=max_body,
-            json_bytes=allow_json,
-            in_flight=in_flight,
-            queue_limit=queue_limit,
-            queue_timeout_ms=queue_timeout,
-            access_log=access_log,
-        )
+        settings = gateway_settings(context.params)
     elif of_gateway := [name for name in typed(context, GATEWAY, "access_log") if name != "--insecure"]:
         raise InputError(f"{of_gateway[0]} needs --gateway", hint=f"add --gateway, or remove {of_gateway[0]}")
     if path is None and state is None:
         raise InputError("expected a bundle or a repository to serve", hint="type gmmvit serve BUNDLE")
-    from gmmvit_deploy.serving.front.options import CLASSIFY_PATH, DEFAULT_CLASSIFY_PORT
-    from gmmvit_deploy.serving.gateway.service import Gateway
+    from gmmvit_deploy.serving.front.options import DEFAULT_CLASSIFY_PORT
     from gmmvit_deploy.serving.run import serve_path
-    from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+    from gmmvit_deploy.serving.server import ServerOptions
     from gmmvit_deploy.serving.server_log import stamped
     from gmmvit_deploy.serving.service import Service
 
@@ -144,23 +131,24 @@ def serve(
     )
     shown = ExitStack()
 
-    def announce(entry: Service | Gateway, server: TritonServer, opened: Gateway | None, classify: str | None) -> None:
+    def announce(service: Service) -> None:
         shown.close()
+        server, classify = service.server, service.classify_url
         where = {
-            "grpc": entry.grpc_url,
-            "http": entry.http_url,
-            "metrics": entry.metrics_url,
+            "grpc": service.grpc_url,
+            "http": service.http_url,
+            "metrics": service.metrics_url,
             "classify": classify,
             "repository": str(server.repository),
             "pid": server.pid,
-            "gateway_pid": opened.pid if opened else None,
+            "gateway_pid": service.gateway.pid if service.gateway else None,
             "bundle": server.models.bundle or None,  # repositories of other tools state neither
             "runner": server.models.runner or None,
         }
         if as_json:
             print_json(where)
         else:
-            ready = f"ready: {entry.grpc_url}  {entry.http_url}  metrics {entry.metrics_url}"
+            ready = f"ready: {service.grpc_url}  {service.http_url}  metrics {service.metrics_url}"
             ready += f"  classify {classify}" if classify else ""
             typer.echo(ready + (f"  {server.models.runner}" if server.models.runner else ""))
 
@@ -171,21 +159,13 @@ def serve(
             "tritonserver": tritonserver,
             "on_log_line": note if log is None else None,
             "on_gateway_line": lambda line: note(stamped(line)),
+            "on_ready": announce,
             "on_progress": shown.enter_context(progress("serve")),
         }
         if state is not None and settings is not None:
             from gmmvit_deploy.serving.rollout.run import serve_with_state
 
-            serve_with_state(
-                path,
-                state,
-                options,
-                settings,
-                on_ready=lambda gateway, replicas: announce(
-                    gateway, replicas.server, gateway, f"{gateway.http_url}{CLASSIFY_PATH}" if replicas.front else None
-                ),
-                **how,
-            )
+            serve_with_state(path, state, options, settings, **how)
         elif path is not None:
             serve_path(
                 path,
@@ -194,6 +174,5 @@ def serve(
                 gateway=settings,
                 insecure=insecure,
                 on_note=note,
-                on_ready=lambda service: announce(service, service.server, service.gateway, service.classify_url),
                 **how,
             )

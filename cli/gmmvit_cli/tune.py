@@ -11,8 +11,8 @@ from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, Panel, completion, listed, output_option
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.runner_name import RunnerName
-from gmmvit_deploy.runtimes.runners.names import runner_from
-from gmmvit_deploy.serving.names import RUNTIMES, TUNING_FILE
+from gmmvit_deploy.runtimes.runners.names import ON_CPUS, runner_from
+from gmmvit_deploy.serving.names import TUNING_FILE
 
 EXAMPLE = """gmmvit tune bundle --bound-ms 20
 gmmvit tune bundle --bound-ms 20 --runner onnxruntime,openvino+kernels:bf16"""
@@ -22,7 +22,8 @@ _Protocol = Literal["grpc", "http"]
 
 
 def _runners(text: str) -> tuple[RunnerName, ...]:
-    return tuple(runner_from(part, RUNTIMES) for part in text.split(","))
+    """Read a text such as ``openvino:bf16,onnxruntime``.  Errors: InputError."""
+    return tuple(runner_from(part, ON_CPUS) for part in text.split(","))
 
 
 def tune(
@@ -32,10 +33,10 @@ def tune(
     ),
     runners: Sequence[RunnerName] | None = _SEARCH.option(
         "LIST",
-        f"Runners to try, separated by commas: {listed(RUNTIMES)}. The suffix +kernels adds this project's CPU "
+        f"Runners to try, separated by commas: {listed(ON_CPUS)}. The suffix +kernels adds this project's CPU "
         "kernels. A name may end with a colon and a precision: openvino+kernels:bf16.",
         name="--runner",
-        autocompletion=completion(RUNTIMES, several=True),
+        autocompletion=completion(ON_CPUS, several=True),
         parser=_runners,
         show_default="the choice of gmmvit optimize or gmmvit export for this machine",
     ),

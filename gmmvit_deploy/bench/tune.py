@@ -31,8 +31,8 @@ from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.chosen import resolved_options
 from gmmvit_deploy.serving.installs import find_server
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.names import TUNING_FILE
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.processes import peak_bytes
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer

@@ -16,16 +16,6 @@ from gmmvit_deploy.errors import GmmvitError, InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.preprocess import MAX_IMAGE_BYTES
 
-__all__ = [
-    "UnreadableImage",
-    "first_bytes",
-    "is_local",
-    "open_filesystem",
-    "read_range",
-    "source_changed",
-    "store_errors",
-]
-
 _WAITS_S = (0.5, 2.0)
 """Waits before the second and the third attempt to read from a file system that is not this machine's disk."""
 
@@ -109,8 +99,8 @@ def _read(fs: Any, path: str, offset: int, size: int, whole: bool) -> bytes:
     if size > MAX_IMAGE_BYTES:
         raise UnreadableImage(f"the file has {size} bytes; the maximum is {MAX_IMAGE_BYTES} bytes")
     # A byte more than the maximum or the expected size, so that a longer file is noticed without being read.
-    most = (MAX_IMAGE_BYTES if size < 0 else size) + whole
-    data = _attempted(fs, path, offset, offset + most)
+    longest = (MAX_IMAGE_BYTES if size < 0 else size) + whole
+    data = _attempted(fs, path, offset, offset + longest)
     if size < 0 and len(data) > MAX_IMAGE_BYTES:
         raise UnreadableImage(f"the file has more than {MAX_IMAGE_BYTES} bytes, the maximum")
     if 0 <= size != len(data):

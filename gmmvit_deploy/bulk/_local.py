@@ -16,8 +16,6 @@ from gmmvit_deploy.bulk._plan import ShardRecord
 from gmmvit_deploy.bulk.job import Job
 from gmmvit_deploy.errors import GmmvitError
 
-__all__ = ["classify_locally"]
-
 _BEFORE_ASKING_AGAIN_S = 0.5
 """Time until a shard that another run has claimed is tried again."""
 _STOP_S = 5.0

@@ -13,8 +13,6 @@ from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.files import HEAD
 from gmmvit_deploy.images.preprocess import bytes_from_base64
 
-__all__ = ["image_column", "row_count", "rows"]
-
 _ROWS_AT_ONCE = 16
 """Rows that are read at once: all their images are in memory together."""
 _LONGEST_PATH, _LONGEST_NAME = 4096, 255
@@ -81,8 +79,8 @@ def rows(fs: Any, path: str, column: str, first: int, count: int) -> Iterator[Ca
         remaining = count
         for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=groups, columns=[column], use_threads=False):
             values = batch.column(0)
-            begin, skipped = min(skipped, len(values)), max(0, skipped - len(values))
-            for value in values.slice(begin, remaining):
+            start, skipped = min(skipped, len(values)), max(0, skipped - len(values))
+            for value in values.slice(start, remaining):
                 remaining -= 1
                 yield _content(fs, path, value.as_py())
             if not remaining:

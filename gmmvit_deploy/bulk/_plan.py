@@ -23,12 +23,10 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.files import LeftOut, LeftOutKind, left_out_text
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 
-__all__ = ["Plan", "Settings", "ShardRecord", "entries_of", "read_plan", "require_same", "settled_plan", "shard_name"]
-
 _FORMAT = "gmmvit-bulk/2"
 _PLAN = f"{JOB_FOLDER}/plan.json"
 _SHOWN = 3
-_NEW_FOLDER = "type --to with a new folder to classify everything again, or go back to what the folder was begun with"
+_NEW_FOLDER = "type --to with a new folder to classify everything again, or go back to what the folder was started with"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,15 +125,13 @@ def settled_plan(
                     f"{storage.url}: expected a new or empty folder, or the folder of a job; it holds {strangers[0]}",
                     hint="type --to with a new folder",
                 )
-            _write_plan(storage, source, settings, on_progress)
-            plan = read_plan(storage)  # where there are no locks, another process may have written its plan
-    if plan is None:
-        raise InputError(f"{storage.url}/{_PLAN}: the plan disappeared", hint="type the same command again")
+            written = _write_plan(storage, source, settings, on_progress)
+            plan = read_plan(storage) or written  # where there are no locks, another process may have written its plan
     require_same(plan, settings, what=storage.url)
     listing_sha256 = _sha256_of_listing(source)
     if listing_sha256 != plan.listing_sha256:
         raise InputError(
-            f"{storage.url}: the source is not the source that the folder was begun with: "
+            f"{storage.url}: the source is not the source that the folder was started with: "
             f"{_difference(storage, plan, source)}",
             hint=_NEW_FOLDER,
         )
@@ -151,7 +147,7 @@ def require_same(plan: Plan, settings: Settings, *, what: str) -> None:
         if expected.get(name) != actual.get(name)
     ]
     if changes:
-        raise InputError(f"{what}: the folder was begun with other settings: {'; '.join(changes)}", hint=_NEW_FOLDER)
+        raise InputError(f"{what}: the folder was started with other settings: {'; '.join(changes)}", hint=_NEW_FOLDER)
 
 
 def _flat(settings: Settings) -> dict[str, str]:
@@ -193,7 +189,7 @@ def _sha256_of_listing(source: Source) -> str:
     return digest.hexdigest()
 
 
-def _write_plan(storage: Storage, source: Source, settings: Settings, on_progress: OnProgress) -> None:
+def _write_plan(storage: Storage, source: Source, settings: Settings, on_progress: OnProgress) -> Plan:
     listing_sha256 = _sha256_of_listing(source)
     # Plans of different sources or settings never share a file, even if their processes run at once.
     identity = hashlib.sha256(f"{listing_sha256} {settings.shard_images} {settings.image_column}".encode())
@@ -217,18 +213,20 @@ def _write_plan(storage: Storage, source: Source, settings: Settings, on_progres
     images = sum(shard.images for shard in shards)
     if not images:
         raise InputError(f"--from {source.url}: expected images, got none; {left_out_text(left_out.kinds())}")
+    plan = replace(plan, shards=shards, images=images, left_out=left_out.kinds())
     with storage.written(_PLAN) as file:
-        file.write(replace(plan, shards=shards, images=images, left_out=left_out.kinds()).to_json())
+        file.write(plan.to_json())
+    return plan
 
 
 def _cut(
-    images_of_files: Iterable[tuple[str, Entry]], most: int, manifest: Any, on_progress: OnProgress
+    images_of_files: Iterable[tuple[str, Entry]], max_images: int, manifest: Any, on_progress: OnProgress
 ) -> Iterator[ShardRecord]:
-    """Write the manifest, and yield the shards: at most ``most`` images each, from a single file of the source."""
+    """Write the manifest, and yield the shards: at most ``max_images`` each, from a single file of the source."""
     number = images = start = end = total = 0
     current: str | None = None
     for file, entry in images_of_files:
-        if images and (file != current or images == most):
+        if images and (file != current or images == max_images):
             yield ShardRecord(number=number, file=current or "", images=images, start=start, end=end)
             number, images, start = number + 1, 0, end
         current = file

@@ -12,8 +12,6 @@ from gmmvit_deploy.bulk.job import Job, OpenJob, Outcome
 from gmmvit_deploy.errors import GmmvitError, InputError
 from gmmvit_deploy.extras import require
 
-__all__ = ["classify_with_ray"]
-
 _WAIT_S = 1.0
 
 

@@ -1,4 +1,4 @@
-"""The numbers of the report on a complete job: classes, confidence, errors, duplicates, and unusual images.
+"""The report on a complete job: classes, confidence, errors, duplicates, and unusual images.
 
 An image is unusual if its answer is far from the answers of all reference images: the golden images of the bundle, and
 calibration images if the user names some.
@@ -23,6 +23,8 @@ from gmmvit_deploy.bulk._plan import Plan
 from gmmvit_deploy.bulk._shard import opened_shard
 from gmmvit_deploy.bulk._storage import Storage
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.images.data.files import left_out_text
+from gmmvit_deploy.reports.pages import Summary, rendered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,14 +32,14 @@ if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["SHOWN", "BulkReport", "Reference", "reference_of", "report_of"]
-
-SHOWN = 20
+_SHOWN = 20
 """The number of classes, duplicates, errors and unusual images that the report shows."""
 _BINS = 10
-_MOST_ERRORS = 1000
+_MAX_ERRORS = 1000
 """Distinct errors that are counted apart: messages of decoders can contain numbers."""
 _ROWS_AT_ONCE = 4096
+_FEW_CALIBRATION = 50
+"""With fewer calibration images, the distance between references says little about real images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +80,7 @@ class BulkReport:
 
 
 def reference_of(bundle: Bundle, runner: Runner, calibration: ImageBatches | None) -> Reference:
-    """Compute the answers of the reference images.
-
-    Errors: InputError when a calibration image cannot be decoded.
-    """
+    """Compute the answers of the reference images.  Errors: InputError when a calibration image cannot be decoded."""
     import numpy as np
 
     golden = bundle.golden_set()
@@ -99,9 +98,9 @@ def reference_of(bundle: Bundle, runner: Runner, calibration: ImageBatches | Non
     np.fill_diagonal(apart, np.inf)
     golden_count = len(vectors) - count
     # Golden images are far from each other by design, and would allow everything beside real images.
-    usual = apart[golden_count:] if count else apart
+    judged = apart[golden_count:] if count else apart
     return Reference(
-        answers=vectors, output=output, limit=float(usual.min(1).max()), golden=golden_count, calibration=count
+        answers=vectors, output=output, limit=float(judged.min(1).max()), golden=golden_count, calibration=count
     )
 
 
@@ -148,8 +147,8 @@ def report_of(storage: Storage, plan: Plan, reference: Reference) -> BulkReport:
     report.most_unusual.sort(key=lambda row: (-row[0], row[1]))
     content, occurrences = np.unique(np.array(hashes, "V16"), return_counts=True)
     report.duplicates = int((occurrences - 1).sum())
-    most = np.argsort(-occurrences, kind="stable")[:SHOWN]
-    repeated = [content[index].tobytes() for index in most if occurrences[index] > 1]
+    often = np.argsort(-occurrences, kind="stable")[:_SHOWN]
+    repeated = [content[index].tobytes() for index in often if occurrences[index] > 1]
     if repeated:
         report.most_repeated = _ids_of(storage, plan, repeated)
     return report
@@ -166,7 +165,7 @@ def _count_errors(report: BulkReport, ids: list[str], errors: list[str | None]) 
         if error is None:
             continue
         report.broken += 1
-        key = error if error in report.errors or len(report.errors) < _MOST_ERRORS else "other errors"
+        key = error if error in report.errors or len(report.errors) < _MAX_ERRORS else "other errors"
         count, first = report.errors.get(key, (0, name))
         report.errors[key] = (count + 1, first)
 
@@ -191,11 +190,11 @@ def _compare(report: BulkReport, reference: Reference, columns: dict[str, list[A
     report.unusual += int((nearest > reference.limit).sum())
     labels = columns.get("label")
     rows = []
-    for place in np.argsort(-nearest, kind="stable")[:SHOWN]:
+    for place in np.argsort(-nearest, kind="stable")[:_SHOWN]:
         row = usable[place]
         label = labels[row] if labels else ""
         rows.append((float(nearest[place]), columns["id"][row], ", ".join(label) if isinstance(label, list) else label))
-    report.most_unusual = heapq.nlargest(SHOWN, report.most_unusual + rows, key=lambda row: row[0])
+    report.most_unusual = heapq.nlargest(_SHOWN, report.most_unusual + rows, key=lambda row: row[0])
 
 
 def _ids_of(storage: Storage, plan: Plan, contents: list[bytes]) -> list[list[str]]:
@@ -206,3 +205,83 @@ def _ids_of(storage: Storage, plan: Plan, contents: list[bytes]) -> list[list[st
             if same is not None:
                 same.append(name)
     return [*ids.values()]
+
+
+def page_of(report: BulkReport, plan: Plan, *, name: str) -> str:
+    """Return the page as HTML text.  The same job gives the same text.  name: the name of the bundle."""
+    errors = sorted(report.errors.items(), key=lambda item: (-item[1][0], item[0]))
+    reference = report.reference
+    return rendered(
+        "bulk/page.html",
+        title=f"{report.images:,} images classified by {name}",
+        summary=_summary(report, plan),
+        shown=_SHOWN,
+        classes=[
+            (label, f"{count:,}", f"{count / report.images:.1%}", f"{total / count:.3f}")
+            for label, (count, total) in report.classes.items()
+        ],
+        confidence=_confidence(report),
+        reference=reference,
+        unusual_count=f"{report.unusual:,}",
+        unusual=[
+            (name, f"{distance:.3f}", "yes" if reference and distance > reference.limit else "no", label)
+            for distance, name, label in report.most_unusual
+        ],
+        duplicates=[
+            (ids[0], f"{len(ids):,}", ", ".join(ids[1:4]) + (", …" if len(ids) > 4 else ""))
+            for ids in report.most_repeated
+        ],
+        errors=[(error, f"{count:,}", first) for error, (count, first) in errors[:_SHOWN]],
+        scope=_scope(plan),
+    )
+
+
+def _summary(report: BulkReport, plan: Plan) -> Summary:
+    changes = []
+    if report.broken:
+        changes.append(f"{report.broken:,} images are broken and have no answer; section Errors lists the reasons.")
+    if report.unusual:
+        changes.append(
+            f"{report.unusual:,} images have answers that are unlike those of all images to compare with; "
+            "their labels may be wrong, whatever their probabilities are."
+        )
+    if report.duplicates:
+        changes.append(f"{report.duplicates:,} images repeat the content of another image.")
+    reference = report.reference
+    if reference and reference.calibration < _FEW_CALIBRATION:
+        changes.append(
+            f"Unusual images were found by comparison with {reference.golden} reference images of the bundle, "
+            f"which are generated, and {reference.calibration} calibration images; name images like the expected "
+            "images with --calibration."
+        )
+    if plan.left_out:
+        changes.append(f"{left_out_text(plan.left_out)}.")
+    changes.append("Images that were added after the start of the job are not part of this report.")
+    if report.broken:
+        sentence = f"Of {report.images:,} images, {report.images - report.broken:,} have an answer."
+        return Summary(outcome="failed", word="BROKEN IMAGES", sentence=sentence, changes=tuple(changes))
+    sentence = f"Each of the {report.images:,} images has an answer."
+    return Summary(outcome="passed", word="COMPLETE", sentence=sentence, changes=tuple(changes))
+
+
+def _confidence(report: BulkReport) -> list[tuple[str, ...]]:
+    decisions, bins = sum(report.confidence), len(report.confidence)
+    if not decisions:
+        return []
+    return [
+        (f"{index / bins:.1f} to {(index + 1) / bins:.1f}", f"{count:,}", f"{count / decisions:.1%}")
+        for index, count in enumerate(report.confidence)
+    ]
+
+
+def _scope(plan: Plan) -> dict[str, str]:
+    settings = plan.settings
+    return {
+        "bundle SHA-256": settings.bundle_sha256,
+        "source": f"{plan.files:,} files of kind {plan.kind}",
+        "SHA-256 of the list of files": plan.listing_sha256,
+        "runner": settings.runner,
+        "batch": str(settings.batch),
+        "shards": f"{len(plan.shards):,}, each of at most {settings.shard_images:,} images",
+        **{f"version of {package}": number for package, number in settings.versions.items()},
+    }

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.bulk._plan import Plan, ShardRecord, entries_of, shard_name
@@ -25,18 +24,8 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["ShardCount", "ShardProgram", "count_of_shard", "opened_shard"]
-
 _ROW_GROUP = 1024
 """Rows that are collected before they are written."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardCount:
-    """The number of rows of a shard, and the number of rows with an error."""
-
-    rows: int
-    errors: int
 
 
 class ShardProgram:
@@ -217,8 +206,8 @@ def opened_shard(storage: Storage, number: int) -> Iterator[Any]:
         ) from exc
 
 
-def count_of_shard(storage: Storage, number: int) -> ShardCount:
-    """Count the rows of a complete shard from the statistics in its file, without reading rows.
+def count_of_shard(storage: Storage, number: int) -> tuple[int, int]:
+    """Return (rows, rows with an error) of a complete shard, from the statistics in its file.
 
     Errors: InputError when the file is damaged.
     """
@@ -227,4 +216,4 @@ def count_of_shard(storage: Storage, number: int) -> ShardCount:
     column = next(c for c in range(metadata.num_columns) if metadata.schema.column(c).path == "error")
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
     errors = sum(group.num_rows - group.column(column).statistics.null_count for group in groups)
-    return ShardCount(rows=metadata.num_rows, errors=errors)
+    return metadata.num_rows, errors

@@ -24,8 +24,6 @@ from gmmvit_deploy.errors import GmmvitError, OutputError
 from gmmvit_deploy.files.leftovers import remove_unlocked
 from gmmvit_deploy.files.writing import new_file
 
-__all__ = ["JOB_FOLDER", "Claims", "Storage"]
-
 JOB_FOLDER = "_job"
 """Readers of Parquet folders leave out names that begin with an underscore."""
 _CLAIMS = "claims"
@@ -39,10 +37,7 @@ class Storage:
     """The folder of a job, on a local disk or anywhere that fsspec opens."""
 
     def __init__(self, url: str) -> None:
-        """Open the folder, which need not exist.
-
-        Errors: as `open_filesystem`.
-        """
+        """Open the folder, which need not exist.  Errors: as `open_filesystem`."""
         self.url = url
         self._fs, self.root = open_filesystem(url, option="--to")
         self.local = is_local(self._fs)

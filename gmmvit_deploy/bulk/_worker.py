@@ -21,8 +21,6 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["serve"]
-
 
 def serve(connection: Any) -> None:
     """Work for the process at the other end of the connection until it sends None or ends."""

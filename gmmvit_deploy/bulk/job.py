@@ -21,15 +21,6 @@ from gmmvit_deploy.runtimes.runners.names import IN_PROCESS, runner_from
 if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = [
-    "Job",
-    "OpenJob",
-    "Outcome",
-    "open_bulk_runner",
-    "require_bulk_runner",
-    "settings_of",
-]
-
 Outcome = Literal["done", "held"]
 """``done``: the file of the shard is complete.  ``held``: another process has claimed the shard."""
 _OF_A_GPU = ("-gpu", "-cuda", "-tensorrt")

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.images.spec import ImageSpec
 
-__all__ = ["Decoded", "decoded_batches"]
-
 _PIECE = 16
 _PIECES_AHEAD = 3
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gmmvit_deploy.bulk._local import classify_locally
-from gmmvit_deploy.bulk._page import page_of
 from gmmvit_deploy.bulk._plan import Plan, ShardRecord, read_plan, settled_plan, shard_name
-from gmmvit_deploy.bulk._report import reference_of, report_of
+from gmmvit_deploy.bulk._report import page_of, reference_of, report_of
 from gmmvit_deploy.bulk._shard import count_of_shard
 from gmmvit_deploy.bulk._storage import Claims, Storage
 from gmmvit_deploy.bulk.job import Job, open_bulk_runner, require_bulk_runner, settings_of
@@ -27,18 +26,16 @@ from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.image_batches import open_images, require_images
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner
 
-__all__ = ["INDEX_VARIABLE", "REPORT", "BulkResult", "Launcher", "Part", "classify_source", "part_from"]
-
 Launcher = Literal["local", "ray"]
 REPORT = "_report.html"
 """Readers of Parquet folders leave out names that begin with an underscore."""
-_MOST_CALIBRATION = 512
+_MAX_CALIBRATION = 512
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 """The variable in which Kubernetes states the number of a pod of an Indexed Job, from 0 on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Partition:
     """The shards index, index + count, index + 2 · count, … of a job."""
 
     index: int = 0
@@ -73,7 +70,7 @@ class BulkResult:
         return asdict(self)
 
 
-def part_from(text: str) -> Part:
+def part_from(text: str) -> Partition:
     """Parse ``3/8``, or ``JOB_COMPLETION_INDEX/8`` with the number in that variable.
 
     Errors: InputError when the text has another form, or when the number is not below the count.
@@ -85,7 +82,7 @@ def part_from(text: str) -> Part:
             f"--shards {text}: expected I/N with 0 <= I < N, got I = {index or 'nothing'}, N = {count or 'nothing'}",
             hint=f"type for example --shards 0/8, or --shards {INDEX_VARIABLE}/8 in an Indexed Job of Kubernetes",
         )
-    return Part(index=int(index), count=int(count))
+    return Partition(index=int(index), count=int(count))
 
 
 def classify_source(
@@ -98,7 +95,7 @@ def classify_source(
     batch: int | None = None,
     shard_images: int = 5000,
     image_column: str | None = None,
-    part: Part | None = None,
+    part: Partition | None = None,
     workers: int | None = None,
     calibration: str | None = None,
     on_progress: OnProgress = ignore,
@@ -127,10 +124,10 @@ def classify_source(
     on_progress(Progress("list the source"))
     listed = open_source(source, column=image_column)
     storage = Storage(folder)
-    begun = read_plan(storage) if runner is None else None  # a folder keeps its runner when another is chosen meanwhile
+    existing = read_plan(storage) if runner is None else None  # a folder keeps its runner whatever is chosen meanwhile
     notes: tuple[str, ...] = ()
-    if begun is not None:
-        chosen = begun.settings.runner
+    if existing is not None:
+        chosen = existing.settings.runner
     elif runner is not None:
         chosen = str(RunnerName.parse(runner))
     else:
@@ -145,9 +142,9 @@ def classify_source(
         shard_images=shard_images,
         decode_threads=1,
     )
-    usual_workers = cores()
+    default_workers = cores()
     if job.on_gpu:  # a single process has the network, and its threads decode
-        job, usual_workers = replace(job, decode_threads=cores()), 1
+        job, default_workers = replace(job, decode_threads=cores()), 1
     settings = settings_of(job, opened)
     storage.prepare()
     claims = Claims(storage)
@@ -156,14 +153,14 @@ def classify_source(
     finally:
         claims.close()
     job = replace(job, source=replace(listed, files=(), others=()))  # workers need no list of all files
-    mine = (part or Part()).of(plan.shards)
+    selected = (part or Partition()).of(plan.shards)
     complete = storage.names()
-    missing = [shard for shard in mine if shard_name(shard.number) not in complete]
+    missing = [shard for shard in selected if shard_name(shard.number) not in complete]
     started = time.monotonic()
-    rate = _Rate(mine, missing, on_progress)
+    rate = _Rate(selected, missing, on_progress)
     if missing:
         try:
-            _launch(launcher, job, missing, workers or usual_workers, rate.add)
+            _launch(launcher, job, missing, workers or default_workers, rate.add)
         finally:
             storage.remove_leftovers()  # of workers that were ended while they wrote
     seconds = time.monotonic() - started
@@ -172,14 +169,14 @@ def classify_source(
     if whole and (missing or calibration or REPORT not in complete):
         on_progress(Progress("write the report"))
         _write_report(storage, plan, opened, job, calibration)
-    counts = [count_of_shard(storage, shard.number) for shard in mine]
+    counts = [count_of_shard(storage, shard.number) for shard in selected]
     return BulkResult(
         folder=folder,
-        images=sum(count.rows for count in counts),
-        errors=sum(count.errors for count in counts),
+        images=sum(rows for rows, _ in counts),
+        errors=sum(errors for _, errors in counts),
         classified=sum(shard.images for shard in missing),
         seconds=seconds,
-        shards=len(mine),
+        shards=len(selected),
         complete=whole,
         left_out=plan.left_out,
         notes=notes,
@@ -187,7 +184,7 @@ def classify_source(
 
 
 def _write_report(storage: Storage, plan: Plan, bundle: Bundle, job: Job, calibration: str | None) -> None:
-    images = None if calibration is None else open_images(bundle, calibration, limit=_MOST_CALIBRATION)
+    images = None if calibration is None else open_images(bundle, calibration, limit=_MAX_CALIBRATION)
     with open_bulk_runner(job.runner, bundle) as runner:
         reference = reference_of(bundle, runner, images)
     html = page_of(report_of(storage, plan, reference), plan, name=bundle.path.name)
@@ -209,8 +206,8 @@ def _launch(
 class _Rate:
     """Reports progress with the rate of this run."""
 
-    def __init__(self, mine: Sequence[ShardRecord], missing: Sequence[ShardRecord], on_progress: OnProgress) -> None:
-        self._total = sum(shard.images for shard in mine)
+    def __init__(self, shards: Sequence[ShardRecord], missing: Sequence[ShardRecord], on_progress: OnProgress) -> None:
+        self._total = sum(shard.images for shard in shards)
         self._before = self._done = self._total - sum(shard.images for shard in missing)
         self._on_progress = on_progress
         self._first_at: float | None = None

@@ -24,8 +24,6 @@ from gmmvit_deploy.bulk._parquet_rows import image_column, row_count, rows
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.files import HEAD_BYTES, LeftOut, hidden_kind, is_image, left_out_text
 
-__all__ = ["UNKNOWN_SIZE", "Entry", "Kind", "Source", "SourceFile", "open_source"]
-
 Kind = Literal["folder", "tar", "parquet"]
 UNKNOWN_SIZE = -1
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")

@@ -40,7 +40,7 @@ from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, Classification, TritonClassifier, classify_files
 from gmmvit_deploy.runtimes.runners.open import default_runners, open_runners
 from gmmvit_deploy.serving.installs import find_server
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 

@@ -18,8 +18,6 @@ from gmmvit_deploy.kubernetes.templates import docker_file
 from gmmvit_deploy.serving.names import OLDEST_IMAGE_RELEASE
 from gmmvit_deploy.serving.server_wheel import INSTALLED_BYTES, NEWEST_PYTHON, PACKAGE, VERSION
 
-__all__ = ["Package", "bulk_docker_files", "bulk_packages", "docker_files", "image_packages"]
-
 _SERVES = (
     "cryptography",
     "httptools",

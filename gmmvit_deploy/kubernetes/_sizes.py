@@ -17,9 +17,8 @@ from typing import Any
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.names import runner_from
+from gmmvit_deploy.serving.gateway.options import DEFAULT_IN_FLIGHT, DEFAULT_QUEUE_TIMEOUT_MS
 from gmmvit_deploy.serving.served_models import Tuned
-
-__all__ = ["Measurement", "Sizes", "measurement_from_file", "sizes_from_measurement", "unknown_sizes"]
 
 _MIB = 2**20
 _PART_MIB = 64
@@ -100,11 +99,9 @@ class Sizes:
 
 def unknown_sizes(max_body_bytes: int, runtime: str) -> Sizes:
     """Return the sizes without a measurement: the operator must fill in cpu, memory, instances and threads."""
+    shm_mib = _shm_mib(DEFAULT_IN_FLIGHT, max_body_bytes)
     return Sizes(
-        shm_mib=_shm_mib(16, max_body_bytes),
-        in_flight=16,
-        queue_timeout_ms=250,
-        runtime=runtime,
+        shm_mib=shm_mib, in_flight=DEFAULT_IN_FLIGHT, queue_timeout_ms=DEFAULT_QUEUE_TIMEOUT_MS, runtime=runtime
     )
 
 

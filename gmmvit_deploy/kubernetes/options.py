@@ -10,8 +10,6 @@ from typing import Literal
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtimes.runners.names import runner_from
 
-__all__ = ["JobOptions", "ManifestOptions", "Place", "PodOptions", "place", "tag_warnings"]
-
 _JOB_RUNNERS = ("onnxruntime", "openvino")
 """Runners whose packages are in the image for bulk work, which has no compiler, no PyTorch and no CUDA."""
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
@@ -23,7 +21,7 @@ _MEMORY = re.compile(r"[1-9][0-9]*(Mi|Gi)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Location:
     """Where a model, images or results are.
 
     scheme: ``oci``, ``pvc`` or ``s3``.  name: the image, the claim, or the bucket.  path: below it; "" for ``oci``.
@@ -46,28 +44,18 @@ class Place:
         return f"{self.scheme}://{self.name}" + (f"/{self.path}" if self.path else "")
 
 
-def place(text: str, option: str, *, oci: bool = False) -> Place:
+def location(text: str, option: str, *, oci: bool = False) -> Location:
     """Read ``pvc://CLAIM/PATH`` or ``s3://BUCKET/PATH``, and with ``oci`` also ``oci://IMAGE``.  Errors: InputError."""
     scheme, _, rest = text.partition("://")
     if scheme not in ("pvc", "s3", *(["oci"] if oci else [])) or not rest.strip("/"):
         images = "oci://IMAGE, " if oci else ""
         raise InputError(f"{option}: expected {images}pvc://CLAIM/PATH or s3://BUCKET/PATH, got {text!r}")
     if scheme == "oci":
-        return Place(scheme=scheme, name=rest, path="")
+        return Location(scheme=scheme, name=rest, path="")
     name, _, path = rest.partition("/")
     if ".." in path.split("/") or (scheme == "pvc" and not _CLAIM.fullmatch(name)):
         raise InputError(f"{option}: expected a name of a claim, and a path without .., got {text!r}")
-    return Place(scheme=scheme, name=name, path=path.strip("/"))
-
-
-def tag_warnings(images: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a warning for each image, by option, that is named by a tag, which can change; none for the image ""."""
-    return tuple(
-        f"{option} {image}: a tag can change; name the digest, {_TAG.sub('', image.partition('@')[0])}@sha256:…, which "
-        "docker buildx imagetools inspect prints"
-        for option, image in images.items()
-        if image and not _PINNED.fullmatch(image)
-    )
+    return Location(scheme=scheme, name=name, path=path.strip("/"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +67,7 @@ class PodOptions:
     """
 
     image: str
-    model: Place
+    model: Location
     name: str = "gmmvit"
     fetch_image: str = ""
 
@@ -91,8 +79,13 @@ class PodOptions:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know, a sentence each."""
-        return tag_warnings(self.images)
+        """A sentence for each image that is named by a tag, which can change."""
+        return tuple(
+            f"{option} {image}: a tag can change; name the digest, {_TAG.sub('', image.partition('@')[0])}@sha256:…, "
+            "which docker buildx imagetools inspect prints"
+            for option, image in self.images.items()
+            if image and not _PINNED.fullmatch(image)
+        )
 
     @property
     def model_path(self) -> str:
@@ -133,7 +126,7 @@ class ManifestOptions(PodOptions):
     clients: the namespace whose pods may send requests; "" permits the pods of the service's own namespace that have
     the label ``gmmvit-client: "true"``.  monitoring: the namespace of Prometheus.
     max_body_bytes: the maximum size of a request.  gpus: of each pod; at least 1 for a repository that
-    runs on a GPU.  least, most: number of pods.
+    runs on a GPU.  min_pods, max_pods: number of pods.
     Errors: InputError when a value is invalid.
     """
 
@@ -143,8 +136,8 @@ class ManifestOptions(PodOptions):
     monitoring: str = "monitoring"
     max_body_bytes: int = 4 * 2**20
     gpus: int = 0
-    least: int = 2
-    most: int = 10
+    min_pods: int = 2
+    max_pods: int = 10
 
     def __post_init__(self) -> None:
         _require_digests(self.images)
@@ -153,9 +146,10 @@ class ManifestOptions(PodOptions):
             _require_fetch_image(self, self.style)
         if self.max_body_bytes < 1024:
             raise InputError(f"--max-body: expected at least 1024 bytes, got {self.max_body_bytes}")
-        if not 2 <= self.least <= self.most:
+        if not 2 <= self.min_pods <= self.max_pods:
             raise InputError(
-                f"--replicas: expected 2 pods at least, and not more than the maximum, got {self.least}:{self.most}"
+                "--replicas: expected 2 pods at least, and not more than the maximum, "
+                f"got {self.min_pods}:{self.max_pods}"
             )
 
 
@@ -167,8 +161,8 @@ class JobOptions(PodOptions):
     Errors: InputError when a value is invalid.
     """
 
-    source: Place
-    results: Place
+    source: Location
+    results: Location
     parts: int
     workers: int = 1
     memory: str = ""

@@ -29,8 +29,6 @@ from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
 
-__all__ = ["BUNDLE_LABEL", "INSTANCES_LABEL", "THREADS_LABEL", "Contents", "ModelContext", "pack"]
-
 Contents = Literal["repository", "bundle"]
 BUNDLE_LABEL = "gmmvit.bundle.sha256"
 INSTANCES_LABEL, THREADS_LABEL = "gmmvit.instances", "gmmvit.threads"

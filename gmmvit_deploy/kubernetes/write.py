@@ -25,8 +25,6 @@ from gmmvit_deploy.runtimes.programs.openvino import why_no_openvino
 from gmmvit_deploy.serving.gateway.files import ALERTS
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
 
-__all__ = ["WrittenManifests", "job_manifests_from_bundle", "manifests_from_bundle"]
-
 _OVERLAY = "overlays/fill-in"
 _STORE_CONTENT = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what the store needs besides; without keys, leave it out"
 

@@ -12,22 +12,21 @@ from pathlib import Path
 
 from gmmvit_deploy.serving.ports import listening_socket
 
-__all__ = ["MetricsEndpoint", "answers", "text_from_socket", "text_from_url"]
-
+_TIMEOUT_S = 5.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def text_from_url(url: str, *, timeout_s: float) -> str:
+def text_from_url(url: str) -> str:
     """Return the body of an HTTP answer.  Errors: OSError, HTTPException."""
-    with _DIRECT.open(url, timeout=timeout_s) as answer:
+    with _DIRECT.open(url, timeout=_TIMEOUT_S) as answer:
         return bytes(answer.read()).decode(errors="replace")
 
 
-def text_from_socket(path: Path, target: str, *, timeout_s: float) -> str:
+def text_from_socket(path: Path, target: str) -> str:
     """Return the body of the answer to ``GET target`` on a Unix socket.  Errors: OSError, HTTPException."""
-    connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
+    connection = http.client.HTTPConnection("localhost", timeout=_TIMEOUT_S)
     connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.sock.settimeout(timeout_s)
+    connection.sock.settimeout(_TIMEOUT_S)
     try:
         connection.sock.connect(str(path))
         connection.request("GET", target)
@@ -36,10 +35,10 @@ def text_from_socket(path: Path, target: str, *, timeout_s: float) -> str:
         connection.close()
 
 
-def answers(url: str, *, timeout_s: float) -> bool:
+def answers(url: str) -> bool:
     """Return whether a request gets an answer with a status below 300."""
     try:
-        text_from_url(url, timeout_s=timeout_s)
+        text_from_url(url)
     except (OSError, http.client.HTTPException):
         return False
     return True
@@ -72,7 +71,7 @@ class MetricsEndpoint:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = 5  # seconds
+    timeout = _TIMEOUT_S
     text: Callable[[], str]
 
     def do_GET(self) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-__all__ = ["RestartReason", "SupervisorMetrics", "filesystem_metrics", "joined_metrics", "metric_text"]
-
 RestartReason = Literal["exit", "worker", "probe"]
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Triton keeps its shared memory

@@ -21,8 +21,6 @@ from pathlib import Path
 from gmmvit_deploy.errors import OverloadError, ServerError
 from gmmvit_deploy.serving._probes import Address, ask, probe_of_model
 
-__all__ = ["infer", "main", "ready"]
-
 _BUNDLE_HEADER = "x-gmmvit-bundle"  # `front.options.BUNDLE_HEADER`, whose module imports more
 
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import math
 import re
 import ssl
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gmmvit_deploy.errors import OverloadError, ServerError
-
-__all__ = ["Address", "Answer", "Probe", "ask", "probe_of_model", "successes"]
 
 _BYTES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "UINT32": 4, "INT32": 4}
 _BYTES |= {"FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8}
@@ -56,15 +55,12 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A request for an inference of a model.
-
-    json_bytes: the length of the JSON at the beginning of ``body``.  parts: the models that an ensemble runs.
-    """
+    """A request for an inference of a model.  json_bytes: the length of the JSON at the beginning of ``body``."""
 
     model: str
     body: bytes
     json_bytes: int
-    parts: tuple[str, ...] = ()
+    ensemble: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +108,7 @@ def _probe(model: str, config: Mapping[str, Any]) -> Probe | None:
     for entry in config.get("input", []):
         kind = str(entry["data_type"]).removeprefix("TYPE_").replace("STRING", "BYTES")
         shape = [max(1, int(size)) for size in entry["dims"]]  # -1 stands for any size
-        elements = 1
-        for size in shape:
-            elements *= size
+        elements = math.prod(shape)
         if kind == "BYTES":
             data = _image() * elements
         elif kind in _BYTES:
@@ -127,9 +121,8 @@ def _probe(model: str, config: Mapping[str, Any]) -> Probe | None:
         tensors.append(data)
     outputs = [{"name": entry["name"], "parameters": {"binary_data": True}} for entry in config.get("output", [])]
     header = json.dumps({"id": "gmmvit-probe", "inputs": inputs, "outputs": outputs}).encode()
-    steps = config.get("ensemble_scheduling", {}).get("step", [])
-    parts = tuple(dict.fromkeys(str(step["model_name"]) for step in steps))
-    return Probe(model=model, body=header + b"".join(tensors), json_bytes=len(header), parts=parts)
+    body = header + b"".join(tensors)
+    return Probe(model=model, body=body, json_bytes=len(header), ensemble="ensemble_scheduling" in config)
 
 
 def _image() -> bytes:
@@ -167,24 +160,18 @@ def ask(address: Address, probe: Probe, timeout_s: float) -> Answer:
     return Answer(result="refused", detail=f"status {response.status}: {text}", seconds=seconds, status=response.status)
 
 
-def successes(address: Address, *, timeout_s: float = 2.0) -> dict[str, int] | None:
-    """Return model → number of completed requests since the server started, or None if there is no answer.
+def completed(address: Address, model: str) -> int:
+    """Return the number of requests that a model has completed since the server started; 0 without an answer.
 
     address: the address of the server's metrics, which no key protects.
     """
-    connection = address.connect(timeout_s)
+    connection = address.connect(2.0)
     try:
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode(errors="replace")
     except (OSError, http.client.HTTPException):
-        return None
+        return 0
     finally:
         connection.close()
-    return _sums(_SUCCESS.findall(text))
-
-
-def _sums(counts: Sequence[tuple[str, str]]) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for model, count in counts:  # a line for each version of a model
-        sums[model] = sums.get(model, 0) + int(float(count))
-    return sums
+    counts = _SUCCESS.findall(text)  # a line for each version of a model
+    return sum(int(float(count)) for name, count in counts if name == model)

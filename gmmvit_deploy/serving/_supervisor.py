@@ -2,52 +2,146 @@
 
 exit      the server has ended
 worker    a worker process of the Python backend has ended
-probe     a model failed two probes in sequence (`_watch`)
+probe     a model failed two probes in sequence
+
+A probe is an inference that a `Watch` requests of each model now and then:
+
+    answered                                          alive
+    late or refused, but other requests completed     alive: the probe waits behind other requests
+    late, and a worker of the model computes          alive for a minute: the probe waits behind a large request
+    otherwise                                         a failure; the second in sequence means that the model is dead
+
+A model computes a probe like every other request, so a large model gets fewer: the interval is a hundred times as long
+as the quickest answer took, at least a second and at most ten. After a failure it is a second.
+
+An ensemble does not compute, so the models that it runs get the probes. A model's probe that waits is not repeated
+until it is answered or late, so a busy server holds at most a probe for each model.
 """
 
 from __future__ import annotations
 
 import http.client
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from gmmvit_deploy.errors import GmmvitError, ServerError
 from gmmvit_deploy.serving._local_http import text_from_url
 from gmmvit_deploy.serving._metric_text import RestartReason, SupervisorMetrics
-from gmmvit_deploy.serving._watch import Watch
-from gmmvit_deploy.serving.processes import is_alive
+from gmmvit_deploy.serving._probes import Address, Probe, ask, completed, probe_of_model
+from gmmvit_deploy.serving.processes import cpu_seconds, is_alive
 from gmmvit_deploy.serving.server import TritonServer
 
-__all__ = ["Supervisor", "SupervisorOptions"]
-
 _POLL_S = 0.05
+_MAX_FAILURES = 2
+_ANSWER_S = 8.0
+_QUICK_S = 0.01
+"""A model that answers a probe within this time gets the next probe after the shortest interval."""
+_MAX_INTERVAL = 10
+"""The longest interval, relative to the shortest."""
+_MAX_COMPUTING_S = 60.0
+_COMPUTING = 0.1
+"""A worker that uses more than this part of a processor computes."""
+_NO_WORKER = "is not healthy"  # in Triton's message when the worker of a model has ended
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorOptions:
-    """Options of a supervisor.
+class Watch:
+    """Probes the models of a running server in threads, from the server's start to its end.
 
-    probe_interval_s: the shortest interval between two probes of a model, in seconds.
-    delays_s: the times before the first, second, … restart in sequence, in seconds; the last is repeated.
-    steady_s: the time after which the sequence of restarts begins again, in seconds.
-    most_failed_restarts: the number of restarts in sequence after which the server was not ready; then the supervisor
-    gives up.
+    workers: the worker processes when the server was ready.  reason: why a model is dead; empty if each is alive.
     """
 
-    probe_interval_s: float = 1.0
-    delays_s: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-    steady_s: float = 60.0
-    most_failed_restarts: int = 5
+    def __init__(
+        self,
+        server: TritonServer,
+        metrics: SupervisorMetrics,
+        answered: set[str],
+        *,
+        interval_s: float,
+    ) -> None:
+        """Start.
+
+        answered: the models that have answered a probe since the first start. Each watch adds models.
+        interval_s: the shortest interval between two probes of a model, in seconds.
+        """
+        self.workers = server.workers
+        self.reason = ""
+        self._server, self._metrics, self._answered = server, metrics, answered
+        self._pid = server.pid
+        self._interval_s = interval_s
+        self._http = Address(host=server.options.host, port=server.http_port)
+        self._metrics_port = Address(host=server.options.metrics_host or server.options.host, port=server.metrics_port)
+        self._ended = threading.Event()
+        for model in server.models.names:
+            threading.Thread(target=self._repeat, args=(model,), name=f"gmmvit-probe-{model}", daemon=True).start()
+
+    def end(self) -> None:
+        """End the threads.  A probe that is on the way ends later, by itself."""
+        self._ended.set()
+
+    def _repeat(self, model: str) -> None:
+        probe = self._probe(model)
+        failures, computing_since, quickest_s = 0, 0.0, 0.0
+        while probe is not None and not self._ended.is_set() and not self.reason:
+            before, cpu_s, began = completed(self._metrics_port, model), self._cpu_seconds(model), time.monotonic()
+            answer = ask(self._http, probe, _ANSWER_S)
+            if self._ended.is_set():  # the server has ended, which explains each answer
+                return
+            self._metrics.count_probe(model, answer.result)
+            if answer.result == "answered":
+                self._answered.add(model)
+                quickest_s = min(quickest_s or answer.seconds, answer.seconds)
+            elif answer.result == "refused" and model not in self._answered and _NO_WORKER not in answer.detail:
+                self._server.note(f"{model} refuses a probe, so only its processes are watched: {answer.detail}")
+                return
+            used_s = self._cpu_seconds(model) - cpu_s
+            # Triton counts a request that the model answers later when the model takes it, so a late probe may count.
+            others = completed(self._metrics_port, model) - before - (answer.result == "late")
+            if answer.result == "answered" or others > 0:
+                failures, computing_since = 0, 0.0
+            elif answer.result == "late" and used_s > _COMPUTING * (time.monotonic() - began):
+                computing_since = computing_since or began
+                failures += time.monotonic() - computing_since > _MAX_COMPUTING_S
+            else:
+                failures += 1
+            if failures >= _MAX_FAILURES:
+                self.reason = f"{model} failed {_MAX_FAILURES} probes in sequence: {answer.detail}"
+            longer = 1.0 if failures else min(max(quickest_s / _QUICK_S, 1.0), _MAX_INTERVAL)
+            self._ended.wait(longer * self._interval_s)
+
+    def _probe(self, model: str) -> Probe | None:
+        """Return the probe of a model; None for an ensemble, and for a model with inputs without a known example."""
+        while not self._ended.is_set():
+            try:
+                probe = probe_of_model(self._http, model)
+            except ServerError:  # a server that is too busy to state its configuration
+                self._ended.wait(self._interval_s)
+                continue
+            return None if probe is None or probe.ensemble else probe
+        return None
+
+    def _cpu_seconds(self, model: str) -> float:
+        """Return the processor time of the model's workers, or of the server for a model without workers."""
+        return cpu_seconds([worker.pid for worker in self.workers if worker.model == model] or [self._pid])
 
 
 class Supervisor:
-    """Watches a started server, and restarts the server when it is dead."""
+    """Watches a started server, and restarts the server when it is dead.
 
-    def __init__(self, server: TritonServer, options: SupervisorOptions | None = None) -> None:
+    probe_interval_s: the shortest interval between two probes of a model, in seconds.
+    delays_s: the times before the first, second, … restart in sequence, in seconds; the last is repeated.
+    steady_s: the time after which the sequence of restarts starts again, in seconds.
+    max_failed_restarts: the restarts in sequence after which the server was not ready; then the supervisor gives up.
+    """
+
+    probe_interval_s = 1.0
+    delays_s: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+    steady_s = 60.0
+    max_failed_restarts = 5
+
+    def __init__(self, server: TritonServer) -> None:
         self.server = server
-        self.options = options or SupervisorOptions()
         self.metrics = SupervisorMetrics()
         self._answered: set[str] = set()
         self._watch: Watch | None = None
@@ -56,72 +150,54 @@ class Supervisor:
 
     def metrics_text(self) -> str:
         """Return the metrics of the server and of the supervisor, in Prometheus's text format."""
-        theirs = ""
+        server_metrics = ""
         with suppress(OSError, http.client.HTTPException):  # the server starts, or has ended
-            theirs = text_from_url(self.server.metrics_url, timeout_s=2) if self.server.pid else ""
-        return theirs + self.metrics.text()
-
-    def run(self, stopped: Callable[[], bool]) -> None:
-        """Watch the server until ``stopped`` returns True.  Call this method from the thread that started the server.
-
-        Errors: ServerError when the server was not ready after `SupervisorOptions.most_failed_restarts` restarts.
-        """
-        try:
-            while not stopped():
-                self.step(stopped)
-                time.sleep(_POLL_S)
-        finally:
-            self.close()
+            server_metrics = text_from_url(self.server.metrics_url) if self.server.pid else ""
+        return server_metrics + self.metrics.text()
 
     def close(self) -> None:
         """End the watch; the server stays as it is."""
-        self._end_watch()
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
         self.metrics.up = False
 
     def step(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Look once, and restart the server if it is dead.  Errors: as for `run`."""
+        """Look once, and restart the server if it is dead.  Call it from the thread that started the server.
+
+        Errors: ServerError when the server was not ready after ``max_failed_restarts`` restarts.
+        """
         problem = self.look()
         if problem is not None:
             self._restart(*problem, stopped)
 
     def look(self) -> tuple[RestartReason, str] | None:
         """Look once, and return why the server is dead, or None.  The server is not restarted."""
-        if self._watch is None:
-            self._begin_watch()
-        return self._problem()
-
-    def _begin_watch(self) -> None:
-        self._ready_at = time.monotonic()
-        self._watch = Watch(self.server, self.metrics, self._answered, interval_s=self.options.probe_interval_s)
-        self.metrics.up = True
-
-    def _end_watch(self) -> None:
-        if self._watch is not None:
-            self._watch.end()
-            self._watch = None
-
-    def _problem(self) -> tuple[RestartReason, str] | None:
+        watch = self._watch or self._started_watch()
         try:
             self.server.require_running()
         except ServerError as exc:
             return "exit", str(exc).partition("\n")[0]
-        if self._watch is None:
-            return None
-        for worker in self._watch.workers:
+        for worker in watch.workers:
             if not is_alive(worker):
                 return "worker", f"worker {worker.pid} of model {worker.model} has ended"
-        return ("probe", self._watch.reason) if self._watch.reason else None
+        return ("probe", watch.reason) if watch.reason else None
+
+    def _started_watch(self) -> Watch:
+        self._ready_at = time.monotonic()
+        self._watch = watch = Watch(self.server, self.metrics, self._answered, interval_s=self.probe_interval_s)
+        self.metrics.up = True
+        return watch
 
     def _restart(self, reason: RestartReason, detail: str, stopped: Callable[[], bool]) -> None:
-        self.metrics.up = False
+        self.close()
         self.metrics.count_restart(reason)
-        self._end_watch()
         self.server.kill_now()  # clients get an error at once, and do not wait for a dead worker
-        if time.monotonic() - self._ready_at >= self.options.steady_s:
+        if time.monotonic() - self._ready_at >= self.steady_s:
             self._in_sequence = 0
         failures = 0
         while not stopped():
-            delay_s = self.options.delays_s[min(self._in_sequence, len(self.options.delays_s) - 1)]
+            delay_s = self.delays_s[min(self._in_sequence, len(self.delays_s) - 1)]
             self._in_sequence += 1
             self.server.note(f"{detail}; restart {self.metrics.restarts} of the server begins after {delay_s:g} s")
             if _slept(delay_s, stopped):
@@ -132,13 +208,13 @@ class Supervisor:
             except GmmvitError as exc:
                 failures += 1
                 self.metrics.count_failed_restart()
-                if failures >= self.options.most_failed_restarts:
+                if failures >= self.max_failed_restarts:
                     raise
                 detail = f"the restart failed: {exc}"
                 continue
             if not stopped():
                 self.server.note(f"the server is ready again after {time.monotonic() - began:.1f} s")
-                self._begin_watch()
+                self._started_watch()
             return
 
 

@@ -10,35 +10,12 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.chosen import ChosenRunner, choose_runner
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_from
-from gmmvit_deploy.serving.names import ACCELERATORS, Backend
+from gmmvit_deploy.serving.names import Backend
 from gmmvit_deploy.serving.options import RepositoryOptions
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.serving.installs import ServerInstall
-
-__all__ = ["options_for_server", "resolved_options", "runner_on", "with_runner"]
-
-
-def runner_on(accelerator: str, backend: str | None, typed: str | None) -> RunnerName | None:
-    """Read ``--runner`` together with ``--accelerator``; None leaves the choice to the bundle.
-
-    accelerator: of the server's ONNX Runtime: ``cuda`` or ``tensorrt`` on a GPU, ``none`` on the CPU.
-    Errors: InputError when the options contradict each other.
-    """
-    runner = runner_from(typed, (*ON_CPUS, *ON_GPUS)) if typed is not None else None
-    if accelerator == "none":
-        return runner
-    if accelerator not in ACCELERATORS:
-        raise InputError(f"accelerator {accelerator!r} is not known", hint=f"type one of {', '.join(ACCELERATORS)}")
-    if backend != "onnxruntime":
-        raise InputError(
-            f"--accelerator {accelerator} needs --backend onnxruntime, got --backend {backend or 'python'}"
-        )
-    accelerated = replace(runner or RunnerName("onnxruntime"), runtime=f"onnxruntime-{accelerator}")
-    if runner is not None and runner.name not in ("onnxruntime", accelerated.name):
-        raise InputError(f"--runner {runner} does not go with --accelerator {accelerator}", hint="type one of them")
-    return accelerated
 
 
 def with_runner(options: RepositoryOptions, runner: RunnerName) -> RepositoryOptions:

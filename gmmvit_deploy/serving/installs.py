@@ -3,7 +3,16 @@
 A server that the user names, or that is on PATH, is installed with a folder of backends. The server in the
 nvidia-pytriton wheel has only the Python backend. The Python backend needs a stub, a program for the running Python
 version, in the folder of the backend. The wheel must stay unchanged, so the backend and the stub are copied to a new
-folder, where the stub is adapted to numpy 2 (`_stub`).
+folder, where the stub is adapted to numpy 2.
+
+The stub was compiled for numpy 1. It reads the size of an array's elements in
+numpy's C structure PyArray_Descr (``elsize``), at byte 32 in numpy 1 and at byte 40 in numpy 2, where byte 32 has
+flags. Under numpy 2, an unchanged stub therefore sends outputs without bytes, and reads the first byte of a string in
+place of each of its bytes, without an error. Source: numpy's ndarraytypes.h; numpy's guide for the change from 1 to 2.
+
+Five instructions read the size, the same in the stub of each Python version. `stub_for_numpy_2` writes the new
+position into them. Only the copy that a server starts is changed. Everything else that the stub uses of numpy is the
+same in both.
 """
 
 from __future__ import annotations
@@ -14,17 +23,23 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from gmmvit_deploy.errors import MissingDependencyError, ServerError
+from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.progress import OnProgress, ignore
-from gmmvit_deploy.serving._stub import stub_for_numpy_2
 from gmmvit_deploy.serving.server_wheel import wheel_folder
 
-__all__ = ["ServerInstall", "find_server", "system_server", "wheel_server"]
-
 _SYSTEM_BACKENDS = Path("/opt/tritonserver/backends")
+_OLD, _NEW = b"\x20", b"\x28"  # bytes 32 and 40
+_READS = (
+    # movslq 32(%rax), %rax; imul %rdx, %rax; mov %rax, 104(%rbx): the size of an output
+    (4, bytes.fromhex("48 63 40"), bytes.fromhex("48 0f af c2 48 89 43 68")),
+    # mov %rax, %r14; mov (%rsi), %rax; mov 32(%rax), %eax; mov %eax, …: the strides of an input
+    (1, bytes.fromhex("49 89 c6 48 8b 06 8b 40"), bytes.fromhex("89")),
+)
+"""(how often it occurs, code up to the position, code after the position)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +133,21 @@ def stage_backends(install: ServerInstall, folder: Path) -> Path:
     staged = folder / "backends" / "python"
     shutil.copytree(install.backends / "python", staged, ignore=shutil.ignore_patterns("__pycache__"))
     stub = Path(shutil.copy2(_stub_folder(install.backends.parent) / "triton_python_backend_stub", staged))
-    if _numpy_major() >= 2:
+    if int(version("numpy").partition(".")[0]) >= 2:
         stub.write_bytes(stub_for_numpy_2(stub.read_bytes()))
     return staged.parent
+
+
+def stub_for_numpy_2(stub: bytes) -> bytes:
+    """Return the stub for numpy 2.  Errors: ServerError when it is not that of the wheel's version."""
+    for count, before, after in _READS:
+        if stub.count(before + _OLD + after) != count:
+            raise ServerError(
+                "the Python stub of the installed nvidia-pytriton is not one that this package can use with numpy 2",
+                hint="pip uninstall nvidia-pytriton: gmmvit then fetches the version that it was written for",
+            )
+        stub = stub.replace(before + _OLD + after, before + _NEW + after)
+    return stub
 
 
 def _stub_folder(root: Path) -> Path:
@@ -137,12 +164,3 @@ def _libpython_folder() -> Path:
         f"Triton's Python backend needs a shared libpython, but this Python has no {name} in {candidates[0]}",
         hint="use a Python that was built with --enable-shared, such as the Python of your Linux distribution",
     )
-
-
-def _numpy_major() -> int:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return int(version("numpy").split(".")[0])
-    except PackageNotFoundError as exc:
-        raise MissingDependencyError("numpy", extra="serve") from exc

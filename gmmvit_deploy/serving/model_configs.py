@@ -3,7 +3,11 @@
 <name>             ensemble of the two models below: IMAGE (encoded bytes) → logits, features or both
 <name>_preprocess  IMAGE → the network's input: pixels or tensor
 <name>_network     pixels or tensor → logits, features or both
-<name>_labels and <name>_classify: the labels of logits and of images (`_label_configs`)
+<name>_labels      logits → label, probability, index; for a multi-label network also present
+<name>_classify    ensemble of <name>_preprocess, <name>_network and <name>_labels: IMAGE → the outputs of the latter
+
+Triton 2.51 waits for ever when a client asks an ensemble only for outputs of its last model, while the ensemble also
+has an output that the last model reads. So the logits and the labels are outputs of two ensembles.
 
 A Triton repository is the folder of models that a Triton server loads. Each configuration is built as a protobuf and
 converted to text. As a check, the text is parsed again, and the parsed protobuf is compared with the original.
@@ -23,7 +27,6 @@ from gmmvit_deploy.precision import QUANTIZED, SPECS, Precision
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.runners.proof import output_limits
-from gmmvit_deploy.serving._label_configs import classify_config, labels_config
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 from gmmvit_deploy.serving.options import RepositoryOptions
 
@@ -31,19 +34,11 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.runtimes.engines.card import EngineCard
 
-__all__ = [
-    "LABELS_FILE",
-    "WARMUP_FILE",
-    "WORKER_REQUESTS",
-    "RepositoryOptions",
-    "config_text",
-    "model_configs",
-]
-
 LABELS_FILE = "labels.txt"
 WARMUP_FILE = "image"
 """File in ``<name>_preprocess/warmup/``: an encoded image after its length, which is Triton's byte string format."""
 IMAGE_INPUT = "IMAGE"
+_LABEL, _LOGITS = "label", "logits"
 WORKER_REQUESTS = 2
 """The number of requests of maximum size whose large images wait in the preprocessing model; more are refused."""
 
@@ -64,8 +59,8 @@ def model_configs(bundle: Bundle, options: RepositoryOptions, card: EngineCard |
         configs[options.name] = ensemble = _ensemble(bundle, options)
         if bundle.manifest.has_logits:
             multi = bundle.manifest.task == "multi-label"
-            configs[options.labels] = labels_config(ensemble, options.labels, multi_label=multi)
-            configs[options.classify] = classify_config(
+            configs[options.labels] = _labels_config(ensemble, options.labels, multi_label=multi)
+            configs[options.classify] = _classify_config(
                 ensemble, options.classify, labels=options.labels, multi_label=multi
             )
     for config in configs.values():
@@ -237,3 +232,59 @@ def _ensemble(bundle: Bundle, options: RepositoryOptions) -> Any:
     for name in bundle.manifest.output_names:
         second.output_map[name] = name
     return config
+
+
+def _labels_config(ensemble: Any, name: str, *, multi_label: bool) -> Any:
+    """Return the configuration of the model that turns logits into labels.
+
+    ensemble: the configuration of the ensemble from images to logits.
+    """
+    (logits,) = [output for output in ensemble.output if output.name == _LOGITS]
+    config = type(ensemble)(name=name, backend="python", max_batch_size=ensemble.max_batch_size)
+    for key in (
+        "gmmvit_bundle_sha256",
+        "gmmvit_checkpoint_sha256",
+        "gmmvit_labels",
+        "gmmvit_task",
+        "gmmvit_thresholds",
+    ):
+        config.parameters[key].CopyFrom(ensemble.parameters[key])
+    config.input.add(name=_LOGITS, data_type=logits.data_type, dims=logits.dims)
+    _add_label_outputs(config, multi_label=multi_label)
+    config.instance_group.add(count=1, kind="KIND_CPU")
+    config.dynamic_batching.max_queue_delay_microseconds = 0
+    return config
+
+
+def _classify_config(ensemble: Any, name: str, *, labels: str, multi_label: bool) -> Any:
+    """Return the configuration of the ensemble that answers images with labels.
+
+    ensemble: the configuration of the ensemble from images to logits.
+    labels: the name of the model of `labels_config`.
+    """
+    config = type(ensemble)()
+    config.CopyFrom(ensemble)
+    config.name = name
+    del config.output[:]
+    _add_label_outputs(config, multi_label=multi_label)
+    network = config.ensemble_scheduling.step[-1]
+    network.output_map.clear()
+    network.output_map[_LOGITS] = _LOGITS
+    last = config.ensemble_scheduling.step.add(model_name=labels, model_version=-1)
+    last.input_map[_LOGITS] = _LOGITS
+    for output in config.output:
+        last.output_map[output.name] = output.name
+    return config
+
+
+def answers_labels(config: Any) -> bool:
+    """Return whether a model of a repository answers with labels instead of logits or features."""
+    return any(output.name == _LABEL for output in config.output)
+
+
+def _add_label_outputs(config: Any, *, multi_label: bool) -> None:
+    types = {_LABEL: "TYPE_STRING", "probability": "TYPE_FP32", "index": "TYPE_INT32"}
+    if multi_label:
+        types["present"] = "TYPE_BOOL"
+    for name, data_type in types.items():
+        config.output.add(name=name, data_type=data_type, dims=[-1])  # the number of labels depends on the request

@@ -8,10 +8,8 @@ from typing import get_args
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS, OPENVINO_PRECISIONS
 from gmmvit_deploy.runner_name import RunnerName
-from gmmvit_deploy.runtimes.runners.names import ON_GPUS
-from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS, RUNTIMES, Backend
-
-__all__ = ["RepositoryOptions"]
+from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS
+from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS, Backend
 
 _CHUNKS = tuple(1 << power for power in range(8))
 
@@ -90,8 +88,8 @@ class RepositoryOptions:
                     f"--runner {runner} needs --backend onnxruntime, got --backend {self.backend}",
                     hint="type --backend onnxruntime, or remove --backend",
                 )
-        elif runner.name not in RUNTIMES:
-            raise InputError(f"runner: expected one of {', '.join((*RUNTIMES, *ON_GPUS))}, got {runner.name!r}")
+        elif runner.name not in ON_CPUS:
+            raise InputError(f"runner: expected one of {', '.join((*ON_CPUS, *ON_GPUS))}, got {runner.name!r}")
         elif runner.runtime == "openvino":
             self._check_openvino(runner)
         else:

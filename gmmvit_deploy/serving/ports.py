@@ -9,8 +9,6 @@ from contextlib import ExitStack
 
 from gmmvit_deploy.errors import ServerError
 
-__all__ = ["free_ports", "listening_socket"]
-
 _WITH_OPTION = ("HTTP", "gRPC", "metrics", "classify")
 """The services whose port an option of the command line gives."""
 
@@ -26,21 +24,12 @@ def free_ports(services: Mapping[str, tuple[str, int]]) -> tuple[int, ...]:
         return tuple(listener.getsockname()[1] for listener in listeners)
 
 
-def listening_socket(
-    host: str, port: int, service: str, *, option: str = "--host", backlog: int = socket.SOMAXCONN
-) -> socket.socket:
+def listening_socket(host: str, port: int, service: str, *, option: str = "--host") -> socket.socket:
     """Listen on a port.
 
     service: the name of the service, for the message.  option: the option that gives ``host``, for the message.
-    backlog: the number of connections that may wait until they are accepted.
     Errors: ServerError when the port is in use, or when the address is not an address of this machine.
     """
-    if not 0 <= port <= 65535:
-        name = f"--{service.lower()}-port" if service in _WITH_OPTION else "port"
-        raise ServerError(
-            f"{name}: expected a number from 0 to 65535, got {port}",
-            hint=f"type {name} with a number up to 65535; 0 means any free port",
-        )
     try:
         family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
@@ -52,7 +41,7 @@ def listening_socket(
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(backlog)
+        listener.listen(socket.SOMAXCONN)
     except OSError as exc:
         listener.close()
         another = f"another port with --{service.lower()}-port" if service in _WITH_OPTION else "another port"

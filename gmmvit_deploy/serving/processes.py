@@ -1,4 +1,4 @@
-"""The processes of a server, read from /proc: its workers, and whether they live.
+"""The processes of a service: the workers of a server, read from /proc, and how often a process may end.
 
 A worker is a process of Triton's Python backend, called a stub. Triton does not restart a stub that ends.
 """
@@ -8,15 +8,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Worker", "cpu_seconds", "is_alive", "kill_group", "peak_bytes", "workers_of"]
+from gmmvit_deploy.errors import ServerError
 
 _STUB = "triton_python_b"  # Linux keeps 15 characters of triton_python_backend_stub
 _TICKS = os.sysconf("SC_CLK_TCK")
 _DEAD = "ZX"
+_MAX_RESTARTS, _WINDOW_S = 5, 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,3 +109,22 @@ def kill_group(leader: int) -> None:
     """Kill every process of a process group."""
     with contextlib.suppress(ProcessLookupError):  # the processes of the group may have ended already
         os.killpg(leader, signal.SIGKILL)
+
+
+class Restarts:
+    """Counts the restarts of a process, and allows five in a minute.
+
+    process: its name in the error.  count: the restarts so far.
+    """
+
+    def __init__(self, process: str) -> None:
+        self.process, self.count = process, 0
+        self._last: deque[float] = deque(maxlen=_MAX_RESTARTS)
+
+    def add(self, why: str) -> None:
+        """Count a restart.  Errors: ServerError, with ``why``, when the process ends again and again."""
+        now = time.monotonic()
+        if len(self._last) == _MAX_RESTARTS and now - self._last[0] < _WINDOW_S:
+            raise ServerError(f"{self.process} ended {_MAX_RESTARTS + 1} times in a minute: {why}")
+        self._last.append(now)
+        self.count += 1

@@ -40,10 +40,10 @@ from gmmvit_deploy.serving.chosen import resolved_options
 from gmmvit_deploy.serving.model_configs import (
     LABELS_FILE,
     WARMUP_FILE,
-    RepositoryOptions,
     config_text,
     model_configs,
 )
+from gmmvit_deploy.serving.options import RepositoryOptions
 
 __all__ = ["Repository", "repository_from_bundle"]
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -13,15 +16,13 @@ from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.serving.chosen import options_for_server
 from gmmvit_deploy.serving.gateway.options import GatewaySettings, require_insecure
-from gmmvit_deploy.serving.installs import find_server
+from gmmvit_deploy.serving.installs import ServerInstall, find_server
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.served_models import read_models
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
-
-__all__ = ["Signals", "repository_options", "serve_path"]
 
 
 def serve_path(
@@ -70,32 +71,52 @@ def serve_path(
     service = Service(options, gateway, classify_port=classify_port, on_gateway_line=on_gateway_line)
     with service, temporary_folder("repository") as folder:
         install = find_server(tritonserver, on_progress=on_progress)  # after the checks, because it may download it
-        repository = path
+        made = BundleServers(
+            install, service.server_options, runner, request_pixels, on_note=on_note, on_log_line=on_log_line
+        )
         if bundle is not None:
-            written = repository_options(request_pixels)
-            chosen, notes = options_for_server(bundle, written, install, runner)
-            progress = prefixed("repository", on_progress)
-            repository = repository_from_bundle(bundle, folder / "models", chosen, on_progress=progress).path
-            for line in notes:
-                on_note(line)
-        server = TritonServer(repository, install=install, options=service.server_options, on_log_line=on_log_line)
-        with Signals(on_second=service.kill_now) as signals:
-            try:
-                on_progress(Progress("start the server and load the models"))
-                service.start(server, cancelled=signals.any_seen)
-                if not signals.any_seen():
-                    on_ready(service)
-                service.run(signals.any_seen)
-            except BaseException:
-                if not signals.seen:
-                    raise
-            finally:
-                service.stop()
+            server = made.make(bundle, folder, on_progress=prefixed("repository", on_progress))
+        else:
+            server = TritonServer(path, install=install, options=service.server_options, on_log_line=on_log_line)
+        with until_signal(service) as stopped:
+            on_progress(Progress("start the server and load the models"))
+            service.start(server, cancelled=stopped)
+            if not stopped():
+                on_ready(service)
+            service.run(stopped)
 
 
-def repository_options(request_pixels: int | None) -> RepositoryOptions:
-    """Return the options of a temporary repository, which leave the runner open.  None: the default."""
-    return RepositoryOptions(request_pixels=DEFAULT_REQUEST_PIXELS if request_pixels is None else request_pixels)
+@dataclass(frozen=True)
+class BundleServers:
+    """Makes servers for bundles.  runner, request_pixels, on_note, on_log_line: as for `serve_path`."""
+
+    install: ServerInstall
+    options: ServerOptions
+    runner: str | None
+    request_pixels: int | None
+    on_note: Callable[[str], None]
+    on_log_line: Callable[[str], None] | None
+
+    def make(self, bundle: Bundle, folder: Path, *, name: str = "", on_progress: OnProgress = ignore) -> TritonServer:
+        """Write the repository of a bundle below ``folder``, and return its server, which is not started.
+
+        name: begins each line of the server's log.
+        Errors: those of `options_for_server` and `repository_from_bundle`.
+        """
+        pixels = DEFAULT_REQUEST_PIXELS if self.request_pixels is None else self.request_pixels
+        written = RepositoryOptions(request_pixels=pixels)
+        options, notes = options_for_server(bundle, written, self.install, self.runner)
+        repository = repository_from_bundle(bundle, folder / "models", options, on_progress=on_progress)
+        for line in notes:
+            self.on_note(line)
+        log = self.on_log_line
+        if log is not None and name:
+            log = partial(_prefixed, log, name)
+        return TritonServer(repository.path, install=self.install, options=self.options, on_log_line=log)
+
+
+def _prefixed(log: Callable[[str], None], name: str, line: str) -> None:
+    log(f"{name}: {line}")
 
 
 def _bundle_of(path: Path, *, runner: str | None, request_pixels: int | None) -> Bundle | None:
@@ -119,30 +140,29 @@ def _bundle_of(path: Path, *, runner: str | None, request_pixels: int | None) ->
     return None
 
 
-class Signals:
-    """Counts SIGINT and SIGTERM inside ``with Signals(on_second=…) as signals:``; use it in the main thread.
+@contextmanager
+def until_signal(service: Service) -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether SIGINT or SIGTERM came, and stop the service after the block.
 
-    on_second: called by the signal handler at the second signal and each further signal.
+    A second signal kills the service. An error after the first signal is left out.  Use it in the main thread.
     """
+    seen = 0
 
-    def __init__(self, *, on_second: Callable[[], None]) -> None:
-        self.seen = 0
-        self._on_second = on_second
-        self._before: dict[signal.Signals, object] = {}
+    def count(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 1:
+            service.kill_now()
 
-    def any_seen(self) -> bool:
-        return self.seen > 0
-
-    def __enter__(self) -> Signals:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._count)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # the handler that signal() returned
-
-    def _count(self, number: int, frame: FrameType | None) -> None:
-        self.seen += 1
-        if self.seen > 1:
-            self._on_second()
+    handlers = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: seen > 0
+    except BaseException:
+        if not seen:
+            raise
+    finally:
+        try:
+            service.stop()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)

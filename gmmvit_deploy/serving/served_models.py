@@ -14,14 +14,11 @@ from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.runner_name import RunnerName
-from gmmvit_deploy.serving._label_configs import answers_labels
 from gmmvit_deploy.serving.chosen import resolved_options
 from gmmvit_deploy.serving.gateway.options import HealthCheck
-from gmmvit_deploy.serving.model_configs import IMAGE_INPUT, model_configs
+from gmmvit_deploy.serving.model_configs import IMAGE_INPUT, answers_labels, model_configs
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.options import RepositoryOptions
-
-__all__ = ["ServedModels", "Tuned", "read_models", "read_tuning"]
 
 _RAW_ROW_BYTES = 64 * 1024
 """The largest input that the check sends as a tensor.  HAProxy keeps a buffer of this size for each request."""
@@ -178,7 +175,7 @@ def _health(configs: Sequence[Any]) -> HealthCheck:
             return HealthCheck(path=f"/v2/models/{name}/infer", body="A" * size, headers=raw)
     first = configs[0].name
     why_not = f"no model takes an encoded image, or a tensor of at most {_RAW_ROW_BYTES} bytes"
-    return HealthCheck(path=f"/v2/models/{first}/ready", infers=False, why_not=why_not)
+    return HealthCheck(path=f"/v2/models/{first}/ready", why_not=why_not)
 
 
 def _check_of_ensemble(name: str) -> HealthCheck:

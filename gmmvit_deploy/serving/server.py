@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from types import TracebackType
 
-from gmmvit_deploy.errors import InputError, RepositoryError, ServerError
+from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE
+from gmmvit_deploy.errors import RepositoryError, ServerError
 from gmmvit_deploy.files.leftovers import new_run_folder, remove_run_folder
 from gmmvit_deploy.runtimes.programs.onnxruntime import require_onnxruntime
+from gmmvit_deploy.runtimes.programs.reference_outputs import wrong_in_batch
+from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.serving._local_http import answers
-from gmmvit_deploy.serving._proof import require_right_networks
 from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_backends
 from gmmvit_deploy.serving.ports import free_ports
 from gmmvit_deploy.serving.processes import Worker, is_alive, kill_group, workers_of
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
 from gmmvit_deploy.serving.server_log import ServerLog
-
-__all__ = ["ADMIN_HEADER", "ServerOptions", "TritonServer"]
 
 ADMIN_HEADER = "x-gmmvit-admin"
 """The HTTP header of `ServerOptions.admin_secret`; in gRPC, the metadata ``triton-grpc-protocol-x-gmmvit-admin``."""
@@ -53,10 +51,9 @@ class ServerOptions:
     exit_timeout_s: the maximum time for requests in flight when the server stops, in seconds.
     log_path: the file to which the server's log is appended; None writes no file.
     admin_secret: requests to the server's interfaces for logging, trace, shared memory, statistics and the model
-    repository must have this value in the header `ADMIN_HEADER`. None leaves these interfaces open. Every user of this
-    machine can read the secret in the server's command line.
+    repository must have this value, of ASCII letters and digits, in the header `ADMIN_HEADER`. None leaves these
+    interfaces open. Every user of this machine can read the secret in the server's command line.
     extra_arguments: more arguments of ``tritonserver``.
-    Errors: InputError when the secret has characters other than ASCII letters, digits, - and _, or is empty.
     """
 
     host: str = "127.0.0.1"
@@ -69,12 +66,6 @@ class ServerOptions:
     log_path: Path | None = None
     admin_secret: str | None = field(default=None, repr=False)
     extra_arguments: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.admin_secret is not None and not re.fullmatch(r"[A-Za-z0-9_-]+", self.admin_secret):
-            raise InputError(
-                "admin_secret: expected ASCII letters, digits, - and _, got an empty text or other characters"
-            )
 
     @property
     def restrictions(self) -> tuple[str, ...]:
@@ -103,8 +94,7 @@ class TritonServer:
         self.repository = repository
         self.install = install or find_server()
         self.options = options or ServerOptions()
-        self._on_log_line = on_log_line
-        self._log: ServerLog | None = None
+        self._log = ServerLog(on_log_line)
         self._process: subprocess.Popen[str] | None = None
         self._runtime: tuple[Path, int] | None = None  # the temporary folder, and the descriptor of its lock
         self._reader: threading.Thread | None = None
@@ -133,9 +123,7 @@ class TritonServer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @cached_property
@@ -167,10 +155,10 @@ class TritonServer:
         """
         self.check_repository()
         try:
-            self._log = ServerLog(self.options.log_path, self._on_log_line)
+            self._log.open(self.options.log_path)
             self._start(cancelled)
             if not cancelled():
-                require_right_networks(self.grpc_url, self.repository, self.models.limits)
+                _require_right_networks(self.grpc_url, self.repository, self.models.limits)
         except BaseException:
             self.stop()
             raise
@@ -205,8 +193,7 @@ class TritonServer:
 
     def note(self, text: str) -> None:
         """Add a line to the server's log."""
-        if self._log is not None:
-            self._log.note(text)
+        self._log.note(text)
 
     def stop(self) -> None:
         """Complete the requests in progress, and remove all processes and temporary files.
@@ -217,15 +204,13 @@ class TritonServer:
             self._terminate(self._process)
         self.kill_now()
         self._clean_up()
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        self._log.close()
 
     def _terminate(self, process: subprocess.Popen[str]) -> None:
         process.terminate()
         deadline = time.monotonic() + self.options.exit_timeout_s + _EXIT_S
         while process.poll() is None and time.monotonic() < deadline:
-            if self._log is not None and self._log.requests_completed:
+            if self._log.requests_completed:
                 # The server unloads its models now, for seconds. A worker that decodes large images still answers.
                 while time.monotonic() < deadline and any(map(is_alive, self.workers)):
                     time.sleep(_POLL_S)
@@ -273,8 +258,6 @@ class TritonServer:
         ]
 
     def _spawn(self) -> None:
-        if self._log is None:
-            raise ServerError("the server has no log, because start() was not called")
         self._log.forget()
         self._runtime = folder, lock = new_run_folder("serve")
         command = self._command(stage_backends(self.install, folder), folder.name)
@@ -298,13 +281,13 @@ class TritonServer:
         while time.monotonic() < deadline and not cancelled():
             if self._process is None or self._process.poll() is not None:
                 raise self._ended("did not start")
-            if answers(f"{self.http_url}/v2/health/ready", timeout_s=2):
+            if answers(f"{self.http_url}/v2/health/ready"):
                 return
             time.sleep(_POLL_S)
         if cancelled():
             return
         raise ServerError(
-            f"the server was not ready after {self.options.start_timeout_s:.0f} s; {self._last_words()}",
+            f"the server was not ready after {self.options.start_timeout_s:.0f} s; {self._log.last_words()}",
             hint="add --start-timeout 300 to wait longer, or --log FILE to keep the server's log",
         )
 
@@ -314,11 +297,42 @@ class TritonServer:
             self._reader.join(timeout=5)
         code = self._process.returncode if self._process is not None else None
         how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit status {code}"
-        causes = self._log.causes() if self._log is not None else []
-        detail = ":\n  " + "\n  ".join(causes) if causes else f"; {self._last_words()}"
+        causes = self._log.causes()
+        detail = ":\n  " + "\n  ".join(causes) if causes else f"; {self._log.last_words()}"
         return ServerError(
             f"the Triton server {what} ({how}){detail}", hint="add --log FILE to keep the whole log of the server"
         )
 
-    def _last_words(self) -> str:
-        return self._log.last_words() if self._log is not None else "there is no log"
+
+def _require_right_networks(grpc_url: str, repository: Path, limits: Mapping[str, Mapping[str, float]]) -> None:
+    """Compare the outputs of networks with the reference outputs, for an image alone and for the largest batch.
+
+    The networks of the Python backend compare themselves when they are loaded; Triton's own backends cannot.
+    limits: as in `ServedModels`.
+    Errors: ServerError when an output exceeds its limit, or has another shape, or when the server does not answer.
+    RepositoryError when the repository has no reference outputs.
+    """
+    import numpy as np
+
+    for network, of_outputs in limits.items():
+        file = repository / network / "1" / GOLDEN_FILE
+        try:
+            with np.load(file, allow_pickle=False) as golden:
+                inputs, expected = golden["inputs"], {output: golden[output] for output in of_outputs}
+        except (OSError, ValueError, KeyError) as exc:
+            raise RepositoryError(
+                f"{file}: expected the reference outputs of {network}, got {exc}",
+                hint="type gmmvit repository BUNDLE to write the repository again",
+            ) from exc
+        with TritonConnection(grpc_url) as connection:
+            served = connection.model(network)
+            (name,) = served.inputs
+            answers = partial(connection.infer_all, network, name, outputs=tuple(of_outputs))
+            for size in sorted({1, served.max_batch}):
+                rows = {output: values[:size] for output, values in expected.items()}
+                if problem := wrong_in_batch(answers, inputs[:size], rows, of_outputs, size):
+                    raise ServerError(
+                        f"{network} is wrong on this server: {problem}",
+                        hint="type --runner with another runner, such as openvino or onnxruntime, which the Python "
+                        "backend runs, or write the repository again",
+                    )

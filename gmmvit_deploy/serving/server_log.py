@@ -12,8 +12,6 @@ from typing import TextIO
 
 from gmmvit_deploy.errors import OutputError
 
-__all__ = ["ServerLog", "stamped"]
-
 _LINES_KEPT = 2000
 _COMPLETED = "All models are stopped, unloading models"
 _NO_GPU = re.compile("CUDA driver version is insufficient|no CUDA-capable device")
@@ -22,18 +20,29 @@ _NO_GPU = re.compile("CUDA driver version is insufficient|no CUDA-capable device
 class ServerLog:
     """The lines of a server's output, and the lines that this package adds."""
 
-    def __init__(self, path: Path | None, on_line: Callable[[str], None] | None) -> None:
-        """Open the log.
-
-        path: the file to which the lines are appended; None writes no file.  on_line: called with each line.
-        Errors: OutputError when the file cannot be opened.
-        """
+    def __init__(self, on_line: Callable[[str], None] | None) -> None:
+        """on_line: called with each line."""
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self.requests_completed = False
         """True after a signal to stop, when the server has completed every inference that it had accepted."""
         self._no_gpu = False
-        self._file = _opened(path)
-        self._sinks = [sink for sink in (on_line, _line_writer(self._file)) if sink is not None]
+        self._file: TextIO | None = None
+        self._on_line = on_line
+
+    def open(self, path: Path | None) -> None:
+        """Append the lines to a file from now on; None writes no file.
+
+        Errors: OutputError when the file cannot be opened.
+        """
+        if path is None:
+            return
+        try:
+            self._file = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as exc:
+            raise OutputError(
+                f"{path}: cannot open this file for the server's log: {exc.strerror}",
+                hint="type --log with a file in a folder that exists and that this user can write",
+            ) from exc
 
     def read(self, output: Iterable[str]) -> None:
         """Add the server's output up to its end, because the server would block on a full pipe."""
@@ -43,11 +52,14 @@ class ServerLog:
     def add(self, line: str) -> None:
         self._lines.append(line)
         self.requests_completed |= _COMPLETED in line
-        for sink in tuple(self._sinks):
+        if self._on_line is not None:
             try:
-                sink(line)
-            except (OSError, ValueError):  # the disk of the log is full, or on_line prints to a closed pipe
-                self._sinks.remove(sink)
+                self._on_line(line)
+            except (OSError, ValueError):  # it prints to a closed pipe
+                self._on_line = None
+        if self._file is not None:
+            with contextlib.suppress(OSError, ValueError):  # the disk is full, or the log is closed
+                self._file.write(line + "\n")
         if _NO_GPU.search(line) and not self._no_gpu:
             self._no_gpu = True
             self.note("Triton sees no GPU and runs on the CPU: its lines about CUDA, NVML and DCGM are no errors")
@@ -83,29 +95,6 @@ class ServerLog:
 def stamped(text: str) -> str:
     """Return a line of the log: the time in UTC as in Triton's lines, the name of the command, and the text."""
     return f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} gmmvit serve: {text}"
-
-
-def _opened(path: Path | None) -> TextIO | None:
-    if path is None:
-        return None
-    try:
-        return path.open("a", encoding="utf-8")
-    except OSError as exc:
-        raise OutputError(
-            f"{path}: cannot open this file for the server's log: {exc.strerror}",
-            hint="type --log with a file in a folder that exists and that this user can write",
-        ) from exc
-
-
-def _line_writer(log: TextIO | None) -> Callable[[str], None] | None:
-    if log is None:
-        return None
-
-    def write(line: str) -> None:
-        log.write(line + "\n")
-        log.flush()
-
-    return write
 
 
 def _one_line(text: str) -> str:

@@ -25,8 +25,6 @@ from gmmvit_deploy.files.caches import cache_folder
 from gmmvit_deploy.files.writing import new_folder
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 
-__all__ = ["INSTALLED_BYTES", "NEWEST_PYTHON", "PACKAGE", "VERSION", "wheel_folder"]
-
 PACKAGE, VERSION = "nvidia-pytriton", "0.7.0"
 _SHA256 = "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df"
 _DOWNLOAD_BYTES = 55_369_373

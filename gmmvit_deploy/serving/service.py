@@ -8,33 +8,127 @@ with a gateway      the server and the front listen on loopback; HAProxy is befo
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 
-from gmmvit_deploy.errors import ServerError
-from gmmvit_deploy.serving._local_http import MetricsEndpoint
+from gmmvit_deploy.errors import MissingDependencyError, ServerError
+from gmmvit_deploy.serving._local_http import MetricsEndpoint, text_from_url
 from gmmvit_deploy.serving._metric_text import filesystem_metrics
-from gmmvit_deploy.serving._replica import Replica, why_no_classify
-from gmmvit_deploy.serving.front.options import CLASSIFY_PATH
+from gmmvit_deploy.serving._supervisor import Supervisor
+from gmmvit_deploy.serving.front.options import (
+    CLASSIFY_PATH,
+    DEFAULT_BODY_BYTES,
+    DEFAULT_BUFFERED_BYTES,
+    FrontOptions,
+)
 from gmmvit_deploy.serving.front.process import FrontProcess
-from gmmvit_deploy.serving.gateway.options import GatewaySettings, is_loopback
-from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
+from gmmvit_deploy.serving.gateway.gateway import Gateway, behind_gateway
+from gmmvit_deploy.serving.gateway.options import BLUE, GatewaySettings, is_loopback
 from gmmvit_deploy.serving.ports import listening_socket
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
-__all__ = ["Service", "metric_sources"]
-
 _LOOPBACK = "127.0.0.1"
+_POLL_S = 0.05
+_NOT_OFFERED = "HTTP endpoint: POST /classify is not offered"
+_NO_IMAGES = "no model of the repository takes encoded images"
+
+
+class Replica:
+    """A Triton server that is kept running, with the front that answers ``POST /classify`` from it.
+
+    name: of the server in the gateway.  files: closed when the server has ended.
+    front: None before `start`, and if no front is offered.
+    death: why the server is dead; "" while it lives. Only `look` sets it.
+    """
+
+    def __init__(self, server: TritonServer, *, name: str = "triton", files: ExitStack | None = None) -> None:
+        self.server, self.name = server, name
+        self.supervisor = Supervisor(server)
+        self.front: FrontProcess | None = None
+        self.death = ""
+        self._files = files or ExitStack()
+
+    def start(
+        self,
+        gateway: Gateway | None,
+        *,
+        note: Callable[[str], None],
+        listener: socket.socket | None = None,
+        cancelled: Callable[[], bool],
+    ) -> None:
+        """Start the server, then the front, and wait until both are ready, or until ``cancelled`` returns True.
+
+        gateway: passes requests to both, or None.  listener: the socket of a front without a gateway; with neither,
+        no front is started.  note: called with the reason why no front is offered.
+        Errors: those of `TritonServer.start`; ServerError when the front does not start.
+        """
+        self.server.start(cancelled=cancelled)
+        if cancelled() or (gateway is None and listener is None):
+            return
+        model = self.server.models.ensemble
+        if not model:
+            note(f"{_NOT_OFFERED}: {_NO_IMAGES}")
+            return
+        if gateway is not None and gateway.upstreams is not None and not gateway.upstreams.with_fronts:
+            note(f"{_NOT_OFFERED} before a restart: the first bundle takes no images")
+            return
+        body_bytes = DEFAULT_BODY_BYTES if gateway is None else gateway.settings.max_body_bytes
+        options = FrontOptions(
+            triton_url=self.server.grpc_url,
+            model=model,
+            max_body_bytes=body_bytes,
+            max_buffered_bytes=max(DEFAULT_BUFFERED_BYTES, body_bytes),
+        )
+        secret = None if gateway is None else gateway.front_secret
+        try:
+            self.front = FrontProcess(options, secret, listener=listener, on_log_line=note)
+        except MissingDependencyError as exc:
+            note(f"{_NOT_OFFERED}: {exc}")
+            return
+        self.front.wait_ready(cancelled=cancelled)
+
+    def step(self, stopped: Callable[[], bool]) -> None:
+        """Restart what is dead; call it often.  Errors: ServerError when a part does not stay alive."""
+        self.supervisor.step(stopped)
+        if self.front is not None:
+            self.front.step()
+
+    def look(self) -> None:
+        """Notice the death of the server, which is not restarted; call it often."""
+        if not self.death and (problem := self.supervisor.look()):
+            self.death = problem[1]
+
+    def metrics_text(self) -> str:
+        """Return the metrics of the server, of its supervisor and of the front, in Prometheus's text format."""
+        return self.supervisor.metrics_text() + (self.front.metrics_text() if self.front is not None else "")
+
+    def stop(self) -> None:
+        """Complete the requests in progress, and end the front, then the server."""
+        with self._files:
+            try:
+                if self.front is not None:
+                    self.front.stop()
+            finally:
+                self.supervisor.close()
+                self.server.stop()
+
+    def kill_now(self) -> None:
+        """Kill both at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
+        self.server.kill_now()
+        if self.front is not None:
+            self.front.kill_now()
 
 
 class Service:
     """A Triton server with what belongs to it.  Use it in the main thread, inside ``with service:``.
 
     server_options: the options with which the caller makes the `TritonServer` for `start`.
-    gateway: HAProxy before the server, or None.
+    gateway: HAProxy before the server, or None.  replica: what gets the requests; None before `start`.
+    new: during a rollout, what will replace ``replica``.  lock: held while a replica restarts or ends.
     """
 
     def __init__(
@@ -51,11 +145,13 @@ class Service:
         classify_port: the port of the front without a gateway, 0 for a free port; None starts no front.
         """
         self._options, self._classify_port = options, classify_port
-        self._note = on_gateway_line or (lambda line: None)
-        self._opened = ExitStack()
-        self._replica: Replica | None = None
-        self._endpoint: MetricsEndpoint | None = None
+        self.note = on_gateway_line or (lambda line: None)
+        self.lock = threading.RLock()
+        self.replica: Replica | None = None
+        self.new: Replica | None = None
         self.gateway: Gateway | None = None
+        self._opened = ExitStack()
+        self._endpoint: MetricsEndpoint | None = None
         if settings is None:
             self.server_options = replace(options, metrics_host=_LOOPBACK, metrics_port=0)
             return
@@ -72,22 +168,19 @@ class Service:
     def __enter__(self) -> Service:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
     def server(self) -> TritonServer:
-        """The server.  Errors: ServerError before `start`."""
-        if self._replica is None:
-            raise ServerError("the service has no server; it is starting")
-        return self._replica.server
+        """The server that gets the requests.  Errors: ServerError before `start`."""
+        return self.served().server
 
-    @property
-    def front(self) -> FrontProcess | None:
-        """The service behind ``/classify``, or None."""
-        return self._replica.front if self._replica is not None else None
+    def served(self) -> Replica:
+        """Return the replica that gets the requests.  Errors: ServerError before `start`."""
+        if self.replica is None:
+            raise ServerError("the service has no server; it is starting")
+        return self.replica
 
     @property
     def http_url(self) -> str:
@@ -107,16 +200,27 @@ class Service:
     @property
     def classify_url(self) -> str | None:
         """The address that takes encoded images, or None."""
-        if self.front is None:
+        front = self.served().front
+        if front is None:
             return None
-        return self.front.classify_url if self.gateway is None else f"{self.http_url}{CLASSIFY_PATH}"
+        return front.classify_url if self.gateway is None else f"{self.http_url}{CLASSIFY_PATH}"
 
-    def start(self, server: TritonServer, *, cancelled: Callable[[], bool]) -> None:
+    def start(
+        self,
+        server: TritonServer,
+        *,
+        cancelled: Callable[[], bool],
+        rollouts: bool = False,
+        files: ExitStack | None = None,
+        sources: Mapping[str, Callable[[], str]] | None = None,
+    ) -> None:
         """Start the server and what belongs to it, and wait until all is ready, or until ``cancelled`` returns True.
 
+        rollouts: True if the server can be replaced (`rollout`); needs a gateway.  files: closed when the server has
+        ended.  sources: as in `Gateway.start`.
         Errors: those of `TritonServer.start`, and of `Gateway.start` with a gateway.
         """
-        self._replica = replica = Replica(server)
+        self.replica = replica = Replica(server, name=BLUE if rollouts else "triton", files=files)
         listener = None
         if self.gateway is None:
             server.check_repository()  # a mistake in the path is named before a port that is in use
@@ -127,17 +231,28 @@ class Service:
             )
             self._opened.callback(self._endpoint.close)
             listener = self._classify_listener(server)
-        self._opened.callback(replica.stop)  # after the gateway, so that requests in progress reach front and server
-        replica.start(self.gateway, listener=listener, note=self._note, cancelled=cancelled)
+        self._opened.callback(self._stop_replicas)  # after the gateway, so that front and server answer its requests
+        replica.start(self.gateway, listener=listener, note=self.note, cancelled=cancelled)
         if listener is not None and replica.front is None:
             listener.close()  # so that clients are refused, and do not wait for an answer
         if self.gateway is None or cancelled():
             return
-        sources = {"supervisor": replica.supervisor.metrics.text, **metric_sources(self.gateway)}
+        log = self.gateway.settings.access_log
+        joined: dict[str, Callable[[], str]] = {
+            "server": lambda: text_from_url(self.server.metrics_url),
+            "supervisor": lambda: self.served().supervisor.metrics.text(),
+            "filesystems": partial(filesystem_metrics, () if log is None else (log.absolute().parent,)),
+            **(sources or {}),
+        }
         if replica.front is not None:
-            sources["front"] = replica.front.metrics_text
+            joined["front"] = self._front_metrics
         self._opened.callback(self.gateway.stop)
-        self.gateway.start(server, front=replica.front.front if replica.front else None, sources=sources)
+        front = replica.front.front if replica.front else None
+        self.gateway.start(server, front=front, sources=joined, rollouts=rollouts)
+
+    def _front_metrics(self) -> str:
+        front = self.served().front
+        return front.metrics_text() if front is not None else ""
 
     def _classify_listener(self, server: TritonServer) -> socket.socket | None:
         """Open the port of the front; None, with a note, if the repository has no model that classifies images.
@@ -146,39 +261,39 @@ class Service:
         """
         if self._classify_port is None:
             return None
-        if reason := why_no_classify(server):
-            self._note(f"HTTP endpoint: POST /classify is not offered: {reason}")
+        if not server.models.classifies:
+            self.note(
+                f"{_NOT_OFFERED}: "
+                + ("the model has no classes, only features" if server.models.ensemble else _NO_IMAGES)
+            )
             return None
         host = self._options.host if is_loopback(self._options.host) else _LOOPBACK
         return self._opened.enter_context(listening_socket(host, self._classify_port, "classify"))
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Watch all parts until ``stopped`` returns True.  Errors: ServerError when a part does not stay alive."""
-
-        def over() -> bool:
-            if stopped():
-                return True
-            for part in (self.gateway, self.front):
-                if part is not None:
-                    part.step()
-            return False
-
-        if self._replica is not None:
-            self._replica.supervisor.run(over)
+        while not stopped():
+            if self.gateway is not None:
+                self.gateway.step()
+            with self.lock:
+                self.served().step(stopped)
+                if self.new is not None:
+                    self.new.look()
+            time.sleep(_POLL_S)
 
     def stop(self) -> None:
         """Complete the requests in progress, and end all parts.  It may be called again."""
         self._opened.close()
 
+    def _stop_replicas(self) -> None:
+        with self.lock, ExitStack() as stops:
+            for replica in (self.replica, self.new):
+                if replica is not None:
+                    stops.callback(replica.stop)
+            self.new = None
+
     def kill_now(self) -> None:
         """Kill all parts at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
-        if self.gateway is not None:
-            self.gateway.kill_now()
-        if self._replica is not None:
-            self._replica.kill_now()
-
-
-def metric_sources(gateway: Gateway) -> dict[str, Callable[[], str]]:
-    """Return the sources of a service's metrics that are no part of it: the file systems that it writes to."""
-    log = gateway.settings.access_log
-    return {"filesystems": partial(filesystem_metrics, () if log is None else (log.absolute().parent,))}
+        for part in (self.gateway, self.replica, self.new):
+            if part is not None:
+                part.kill_now()

@@ -11,8 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 from PIL import Image
 
-__all__ = ["MIXED", "OTHERS", "encoded", "images", "png", "write_folder", "write_members", "write_parquet", "write_tar"]
-
 
 def encoded(seed: int, file_format: str, side: int = 20) -> bytes:
     """Return an image of noise, which differs for each seed."""

@@ -12,7 +12,7 @@ import pytest
 
 from gmmvit_deploy.bulk._plan import Plan, Settings, entries_of, settled_plan
 from gmmvit_deploy.bulk._storage import JOB_FOLDER, Claims, Storage
-from gmmvit_deploy.bulk.run import INDEX_VARIABLE, Part, part_from
+from gmmvit_deploy.bulk.run import INDEX_VARIABLE, Partition, part_from
 from gmmvit_deploy.bulk.source import open_source
 from gmmvit_deploy.errors import InputError, OutputError
 from tests.bulk.sources import images, png, write_folder
@@ -97,7 +97,7 @@ def test_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(shard.number for part in parts for shard in part) == list(range(7))
     assert [shard.number for shard in parts[1]] == [1, 4]
     monkeypatch.setenv(INDEX_VARIABLE, "2")
-    assert part_from(f"{INDEX_VARIABLE}/3") == Part(index=2, count=3)
+    assert part_from(f"{INDEX_VARIABLE}/3") == Partition(index=2, count=3)
     monkeypatch.delenv(INDEX_VARIABLE)
     for wrong in (f"{INDEX_VARIABLE}/3", "3/3", "-1/3", "1", "1/0", "a/b"):
         with pytest.raises(InputError, match="expected I/N with 0 <= I < N"):

@@ -29,7 +29,7 @@ from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.open import open_runner
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.tolerances import signal_to_noise_db
 from tests.runtimes.kernels.test_masked_attention import needs_kernel

@@ -25,7 +25,7 @@ from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.int8_products import has_vnni
 from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 from gmmvit_deploy.runtimes.runners.open import default_runners, open_runner, open_runners
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 
 pytestmark = pytest.mark.integration

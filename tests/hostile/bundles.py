@@ -25,8 +25,6 @@ from tests.hostile.case import Case
 from tests.hostile.checkpoints import small_checkpoint
 from tests.hostile.graphs import GRAPHS
 
-__all__ = ["BUNDLES", "sound_bundle"]
-
 LABELS = ("cat", "dog", "frog")
 
 
@@ -78,8 +76,8 @@ def _without(name: str) -> Callable[[Path], None]:
     return _edited(change)
 
 
-def _manifest(content: bytes) -> Callable[[Path], None]:
-    return lambda bundle: (bundle / MANIFEST_FILE).write_bytes(content) and None  # type: ignore[func-returns-value]
+def _written(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda bundle: (bundle / name).write_bytes(content) and None  # type: ignore[func-returns-value]
 
 
 def _twice(bundle: Path) -> None:
@@ -105,11 +103,11 @@ def _listed(name: str) -> Callable[[Path], None]:
 
 
 MANIFESTS: dict[str, Callable[[Path], None]] = {
-    "manifest: no JSON": _manifest(b"format: bundle"),
-    "manifest: nested 100,000 times": _manifest(b"[" * 100_000),
-    "manifest: a list": _manifest(b"[1, 2]"),
-    "manifest: a number of 10,000 digits": _manifest(b'{"format": ' + b"9" * 10_000 + b"}"),
-    "manifest: bytes that are no UTF-8": _manifest(b'{"format": "\xff\xfe"}'),
+    "manifest: no JSON": _written(MANIFEST_FILE, b"format: bundle"),
+    "manifest: nested 100,000 times": _written(MANIFEST_FILE, b"[" * 100_000),
+    "manifest: a list": _written(MANIFEST_FILE, b"[1, 2]"),
+    "manifest: a number of 10,000 digits": _written(MANIFEST_FILE, b'{"format": ' + b"9" * 10_000 + b"}"),
+    "manifest: bytes that are no UTF-8": _written(MANIFEST_FILE, b'{"format": "\xff\xfe"}'),
     "manifest: UTF-16": _utf_16,
     "manifest: the same key twice": _twice,
     "manifest: format of the future": _put("format", value="gmmvit-bundle/999"),
@@ -200,7 +198,7 @@ def _set(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], 
 
 
 GOLDEN: dict[str, Callable[[Path], None]] = {
-    "golden: no archive": lambda bundle: (bundle / GOLDEN_FILE).write_bytes(b"text") and None,
+    "golden: no archive": _written(GOLDEN_FILE, b"text"),
     "golden: 4 GB in 4 MB": _bomb,
     "golden: objects of pickle": _golden(_set("logits", lambda a: np.array([{"a": 1}], dtype=object))),
     "golden: a header that is code": _npy("logits", b"__import__('os').system('touch canary')"),
@@ -232,10 +230,6 @@ GOLDEN: dict[str, Callable[[Path], None]] = {
 
 
 # Weights, labels and the folder
-
-
-def _written(name: str, content: bytes) -> Callable[[Path], None]:
-    return lambda bundle: (bundle / name).write_bytes(content) and None  # type: ignore[func-returns-value]
 
 
 def _linked(name: str, target: str) -> Callable[[Path], None]:
@@ -294,28 +288,19 @@ _VALID = {
 }
 """Bundles that are unusual, but keep the contract of a bundle."""
 
-BUNDLES: tuple[Case, ...] = (
-    *(
-        Case(kind="bundle", name=name, make=partial(_copied, change, sign=False), may_be_answered=name in _VALID)
-        for name, change in MANIFESTS.items()
-    ),
-    *(
-        Case(
-            kind="bundle",
-            name=name,
-            make=partial(_copied, change, sign=name not in UNSIGNED and "manifest" not in name),
-            may_be_answered=name in _VALID,
-        )
-        for name, change in {**GOLDEN, **FOLDER}.items()
-    ),
-    *(
-        Case(
-            kind="bundle",
-            name=name,
-            make=partial(_copied, partial(_graph, change)),
-            may_be_answered=name in _VALID,
-        )
-        for name, change in GRAPHS.items()
-    ),
+_CHANGES: dict[str, Callable[[Path], None]] = {
+    **MANIFESTS,
+    **GOLDEN,
+    **FOLDER,
+    **{name: partial(_graph, change) for name, change in GRAPHS.items()},
+}
+BUNDLES: tuple[Case, ...] = tuple(
+    Case(
+        kind="bundle",
+        name=name,
+        make=partial(_copied, change, sign=name not in UNSIGNED and "manifest" not in name),
+        may_be_answered=name in _VALID,
+    )
+    for name, change in _CHANGES.items()
 )
 """The hostile bundles; ``make(sound, folder)`` writes a changed copy of the bundle ``sound`` into the folder."""

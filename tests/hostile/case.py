@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ANSWERED", "CLOSED", "CRASH", "FAILED", "HANG", "KINDS", "REFUSED", "Case", "Outcome"]
-
 KINDS = ("checkpoint", "bundle", "image", "http", "grpc")
 
 REFUSED, ANSWERED, FAILED, CLOSED, CRASH, HANG = "refused", "answered", "failed", "closed", "crash", "hang"

@@ -23,8 +23,6 @@ from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.hostile.case import Case
 
-__all__ = ["CHECKPOINTS", "small_checkpoint"]
-
 State = dict[str, Any]
 CANARY = "canary"
 """The file that code in a checkpoint tries to write, in the current folder; it must not appear."""

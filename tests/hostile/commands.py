@@ -11,8 +11,6 @@ from pathlib import Path
 from tests.forked import command_line
 from tests.hostile.case import ANSWERED, CRASH, HANG, REFUSED, Outcome
 
-__all__ = ["Sandbox", "gmmvit"]
-
 _ADDRESS_BYTES = 24 << 30
 """The largest address space of a command, so that a bomb cannot take the machine with it; torch reserves some GB."""
 

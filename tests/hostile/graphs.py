@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
 import onnx
+import onnx.parser
 from onnx import TensorProto, helper, numpy_helper
-
-__all__ = ["GRAPHS", "varint"]
 
 Change = Callable[[onnx.ModelProto], onnx.ModelProto | bytes | None]
 
@@ -18,75 +17,41 @@ def _constant(name: str, values: object, dtype: type = np.int64) -> TensorProto:
     return numpy_helper.from_array(np.array(values, dtype), name)
 
 
-def _before_logits(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], constants: Sequence[TensorProto]) -> None:
-    """Rename the logits to ``trained``; ``nodes`` then compute the logits from ``trained``."""
-    output = model.graph.output[0].name
+def _before_logits(model: onnx.ModelProto, text: str, *constants: TensorProto) -> None:
+    """Rename the logits to ``trained``; nodes in ONNX's text form then compute ``logits`` from ``trained``."""
     for node in model.graph.node:
-        node.output[:] = ["trained" if name == output else name for name in node.output]
-    model.graph.node.extend(nodes)
+        node.output[:] = ["trained" if name == "logits" else name for name in node.output]
+    added = onnx.parser.parse_graph(f"added (float trained) => (float logits) {{ {text} }}")
+    model.graph.node.extend(added.node)
     model.graph.initializer.extend(constants)
 
 
-def _loop(model: onnx.ModelProto) -> None:
-    """Loop 2**63 - 1 times, which takes centuries."""
-    output = model.graph.output[0].name
-    body = helper.make_graph(
-        [
-            helper.make_node("Identity", ["condition"], ["more"]),
-            helper.make_node("Identity", ["value"], ["next"]),
-        ],
-        "body",
-        [
-            helper.make_tensor_value_info("round", TensorProto.INT64, []),
-            helper.make_tensor_value_info("condition", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("value", TensorProto.FLOAT, None),
-        ],
-        [
-            helper.make_tensor_value_info("more", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("next", TensorProto.FLOAT, None),
-        ],
-    )
-    constants = [_constant("rounds", 2**63 - 1), _constant("true", True, bool)]
-    _before_logits(model, [helper.make_node("Loop", ["rounds", "true", "trained"], [output], body=body)], constants)
-
-
-def _endless_while(model: onnx.ModelProto) -> None:
-    """Loop without a count, while a condition that is always true."""
-    _loop(model)
-    model.graph.node[-1].input[0] = ""
-
-
-def _added(op: str, inputs: Sequence[str], constants: Sequence[TensorProto], **attributes: object) -> Change:
-    """Add the maximum of a huge tensor to the logits."""
+def _computed(text: str, *constants: TensorProto, domain: str = "") -> Change:
+    """Compute the logits by nodes of ONNX's text form.  domain: of its operators, besides ONNX's own."""
 
     def change(model: onnx.ModelProto) -> None:
-        output = model.graph.output[0].name
-        nodes = [
-            helper.make_node(op, list(inputs), ["huge"], **attributes),
-            helper.make_node("ReduceMax", ["huge"], ["largest"], keepdims=0),
-            helper.make_node("Add", ["trained", "largest"], [output]),
-        ]
-        _before_logits(model, nodes, constants)
+        _before_logits(model, text, *constants)
+        if domain:
+            model.opset_import.append(helper.make_opsetid(domain, 1))
 
     return change
 
 
-def _random(model: onnx.ModelProto) -> None:
-    output = model.graph.output[0].name
-    nodes = [
-        helper.make_node("RandomNormalLike", ["trained"], ["noise"]),
-        helper.make_node("Add", ["trained", "noise"], [output]),
-    ]
-    _before_logits(model, nodes, [])
+def _loop(rounds: str) -> Change:
+    body = """body (int64 round, bool condition, float[] value) => (bool more, float[] next)
+        { more = Identity (condition) next = Identity (value) }"""
+    text = f"logits = Loop <body = {body}> ({rounds}, true, trained)"
+    return _computed(text, _constant("rounds", 2**63 - 1), _constant("true", True, bool))
+
+
+def _added(node: str, *constants: TensorProto) -> Change:
+    """Add the maximum of a huge tensor to the logits."""
+    text = f"huge = {node} largest = ReduceMax <keepdims = 0> (huge) logits = Add (trained, largest)"
+    return _computed(text, *constants)
 
 
 def _scaled(factor: float) -> Change:
-    def change(model: onnx.ModelProto) -> None:
-        output = model.graph.output[0].name
-        node = helper.make_node("Mul", ["trained", "factor"], [output])
-        _before_logits(model, [node], [_constant("factor", factor, np.float32)])
-
-    return change
+    return _computed("logits = Mul (trained, factor)", _constant("factor", factor, np.float32))
 
 
 def _external(location: str) -> Change:
@@ -100,31 +65,16 @@ def _external(location: str) -> Change:
     return change
 
 
-def _custom(model: onnx.ModelProto) -> None:
-    output = model.graph.output[0].name
-    _before_logits(model, [helper.make_node("Shell", ["trained"], [output], domain="org.example")], [])
-    model.opset_import.append(helper.make_opsetid("org.example", 1))
-
-
-def _python_operator(model: onnx.ModelProto) -> None:
-    output = model.graph.output[0].name
-    node = helper.make_node("PyOp", ["trained"], [output], domain="ai.onnx.contrib", module="os", compute="system")
-    _before_logits(model, [node], [])
-    model.opset_import.append(helper.make_opsetid("ai.onnx.contrib", 1))
-
-
 def _cycle(model: onnx.ModelProto) -> None:
     model.graph.node[0].input[0] = model.graph.node[-1].output[0]
 
 
 def _recursive_function(model: onnx.ModelProto) -> None:
-    output = model.graph.output[0].name
     call = helper.make_node("Again", ["a"], ["b"], domain="local")
     model.functions.append(
         helper.make_function("local", "Again", ["a"], ["b"], [call], [helper.make_opsetid("local", 1)])
     )
-    _before_logits(model, [helper.make_node("Again", ["trained"], [output], domain="local")], [])
-    model.opset_import.append(helper.make_opsetid("local", 1))
+    _computed("logits = local.Again (trained)", domain="local")(model)
 
 
 def _nested_graphs(model: onnx.ModelProto) -> None:
@@ -140,9 +90,8 @@ def _nested_graphs(model: onnx.ModelProto) -> None:
         inner.node.append(node)
         if inner.ByteSize() > 2_000_000:
             break
-    output = model.graph.output[0].name
-    nodes = [*inner.node, helper.make_node("Add", ["trained", "v"], [output])]
-    _before_logits(model, nodes, [_constant("yes", True, bool)])
+    model.graph.node.extend(inner.node)
+    _before_logits(model, "logits = Add (trained, v)", _constant("yes", True, bool))
 
 
 def _deep_bytes(model: onnx.ModelProto) -> bytes:
@@ -207,9 +156,10 @@ def _unknown_output(model: onnx.ModelProto) -> None:
 
 
 def _sequence(model: onnx.ModelProto) -> None:
-    output = model.graph.output[0]
-    _before_logits(model, [helper.make_node("SequenceConstruct", ["trained"], [output.name])], [])
-    output.type.CopyFrom(helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None)))
+    _before_logits(model, "logits = SequenceConstruct (trained)")
+    model.graph.output[0].type.CopyFrom(
+        helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    )
 
 
 def _second_input(model: onnx.ModelProto) -> None:
@@ -225,45 +175,40 @@ def _no_operator(model: onnx.ModelProto) -> None:
 
 
 def _chain(model: onnx.ModelProto) -> None:
-    output = model.graph.output[0].name
-    names = ["trained", *(f"n{i}" for i in range(20_000)), output]
-    nodes = [helper.make_node("Abs", [a], [b]) for a, b in pairwise(names)]
-    _before_logits(model, nodes, [])
+    names = ["trained", *(f"n{i}" for i in range(20_000)), "logits"]
+    _before_logits(model, " ".join(f"{after} = Abs ({before})" for before, after in pairwise(names)))
 
 
 def _text(model: onnx.ModelProto) -> None:
     model.doc_string = "\x1b[2J" * 1_000_000
 
 
-SHAPE = [_constant("shape", [2**40])]
+SHAPE = _constant("shape", [2**40])
+ONE = _constant("value", [1], np.float32)
+TWO = _constant("value", [1, 1], np.float32)
+RANGE = [_constant("a", 0, np.float32), _constant("b", 1e12, np.float32), _constant("c", 1, np.float32)]
 GRAPHS: dict[str, Change] = {
-    "graph: Loop of 2**63 rounds": _loop,
-    "graph: Loop while true": _endless_while,
-    "graph: ConstantOfShape of a terabyte": _added("ConstantOfShape", ["shape"], SHAPE),
-    "graph: Range of 10**12 numbers": _added(
-        "Range",
-        ["a", "b", "c"],
-        [_constant("a", 0, np.float32), _constant("b", 1e12, np.float32), _constant("c", 1, np.float32)],
-    ),
-    "graph: Expand to a terabyte": _added("Expand", ["value", "shape"], [*SHAPE, _constant("value", [1], np.float32)]),
+    "graph: Loop of 2**63 rounds": _loop("rounds"),
+    "graph: Loop while true": _loop(""),
+    "graph: ConstantOfShape of a terabyte": _added("ConstantOfShape (shape)", SHAPE),
+    "graph: Range of 10**12 numbers": _added("Range (a, b, c)", *RANGE),
+    "graph: Expand to a terabyte": _added("Expand (value, shape)", SHAPE, ONE),
     "graph: Tile beyond 2**63 elements": _added(
-        "Tile", ["value", "times"], [_constant("value", [[1, 1]], np.float32), _constant("times", [2**32, 2**32])]
+        "Tile (value, times)", _constant("value", [[1, 1]], np.float32), _constant("times", [2**32, 2**32])
     ),
-    "graph: Reshape to a shape below 0": _added(
-        "Reshape", ["value", "shape"], [_constant("value", [1, 1], np.float32), _constant("shape", [-7, 2])]
-    ),
-    "graph: Gather beyond the end": _added(
-        "Gather", ["value", "place"], [_constant("value", [1, 1], np.float32), _constant("place", 2**60)]
-    ),
-    "graph: random logits": _random,
+    "graph: Reshape to a shape below 0": _added("Reshape (value, shape)", TWO, _constant("shape", [-7, 2])),
+    "graph: Gather beyond the end": _added("Gather (value, place)", TWO, _constant("place", 2**60)),
+    "graph: random logits": _computed("noise = RandomNormalLike (trained) logits = Add (trained, noise)"),
     "graph: logits times 1e30": _scaled(1e30),
     "graph: logits times NaN": _scaled(float("nan")),
     "graph: logits times 1.01": _scaled(1.01),
     "graph: weights from /etc/passwd": _external("/etc/passwd"),
     "graph: weights outside the folder": _external("../../secret"),
     "graph: weights from a device without end": _external("/dev/zero"),
-    "graph: operator of an unknown domain": _custom,
-    "graph: operator in Python": _python_operator,
+    "graph: operator of an unknown domain": _computed("logits = org.example.Shell (trained)", domain="org.example"),
+    "graph: operator in Python": _computed(
+        'logits = ai.onnx.contrib.PyOp <module = "os", compute = "system"> (trained)', domain="ai.onnx.contrib"
+    ),
     "graph: nodes in a circle": _cycle,
     "graph: function that calls itself": _recursive_function,
     "graph: graphs in graphs": _nested_graphs,

@@ -14,8 +14,6 @@ from tests.hostile.graphs import varint
 from tests.hostile.http_requests import GRPC_PORT, Held, region_key
 from tests.hostile.images import bomb, photo
 
-__all__ = ["GRPC", "Call", "images_request", "sound_request"]
-
 SERVICE = "/inference.GRPCInferenceService"
 PIXELS = 8 * 8 * 3
 
@@ -42,10 +40,7 @@ def _call(method: str, *messages: Any, **options: Any) -> Call:
 
 
 def _request(model: str = "gmmvit_network", name: str = "pixels", kind: str = "UINT8", **options: Any) -> Any:
-    """An inference of zeros, with changes.
-
-    shape, raw: the shape and the bytes of the input.
-    """
+    """An inference of zeros, with changes.  shape, raw: the shape and the bytes of the input."""
     request = service_pb2.ModelInferRequest(model_name=model, id=options.get("id", ""))
     request.inputs.add(name=name, datatype=kind, shape=options.get("shape", [1, 8, 8, 3]))
     if (raw := options.get("raw", bytes(PIXELS))) is not None:

@@ -17,8 +17,6 @@ from typing import Any
 from tests.hostile.case import Case
 from tests.hostile.images import bomb, photo
 
-__all__ = ["AUTH", "CLASSIFY", "GRPC_PORT", "HTTP", "OWN_REGIONS", "Held", "Request", "region_key"]
-
 AUTH = b"@AUTH@"
 """The place of the headers with the key."""
 CLASSIFY = "/classify"

@@ -13,8 +13,6 @@ from PIL import Image
 
 from tests.hostile.case import Case
 
-__all__ = ["IMAGES", "bomb", "photo"]
-
 
 def photo(kind: str = "PNG", size: tuple[int, int] = (64, 48), mode: str = "RGB", **options: Any) -> bytes:
     """Encode an image of noise."""

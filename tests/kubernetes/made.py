@@ -16,22 +16,9 @@ import yaml
 import gmmvit_cli
 import gmmvit_deploy
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.kubernetes.options import ManifestOptions, place
+from gmmvit_deploy.kubernetes.options import ManifestOptions, location
 from gmmvit_deploy.kubernetes.write import WrittenManifests, manifests_from_bundle
 from gmmvit_deploy.serving.server_wheel import PACKAGE, wheel_folder
-
-__all__ = [
-    "COMPILERS",
-    "IMAGE",
-    "OCI",
-    "hadolint",
-    "linked_environment",
-    "object_in",
-    "objects_in",
-    "tuning_file",
-    "validate",
-    "write",
-]
 
 DIGEST = "sha256:" + "ab" * 32
 IMAGE = f"registry.example/gmmvit@{DIGEST}"
@@ -67,7 +54,7 @@ def write(
     if tuned is True:
         tuned = tuning_file(bundle, out.parent / "tuned.json")
     options = {"image": IMAGE, "fetch_image": IMAGE, **options}
-    chosen = ManifestOptions(style=style, model=place(model, "--model-uri", oci=True), **options)
+    chosen = ManifestOptions(style=style, model=location(model, "--model-uri", oci=True), **options)
     return manifests_from_bundle(bundle.path, out, chosen, tuned=tuned or None)
 
 

@@ -20,11 +20,12 @@ from gmmvit_deploy.kubernetes._dockerfiles import docker_files, image_packages
 from gmmvit_deploy.serving.repository import Repository
 from tests.haproxy import needs_haproxy
 from tests.kubernetes.made import COMPILERS, hadolint, linked_environment
+from tests.serving.commands import Serve, ready
 
 pytestmark = pytest.mark.integration
 ABSENT = ("torch", "onnx", "onnxruntime", "onnxscript", "openvino_telemetry", "safetensors", "yaml", "timm")
 KEY = "key-of-the-slim-image-0123456789"
-MOST_MIB = 500
+MAX_MIB = 500
 
 
 @pytest.mark.parametrize("kind", ["cpu", "nvidia"])
@@ -37,7 +38,7 @@ def test_hadolint_has_no_complaint(tmp_path: Path, kind: str) -> None:
 def test_the_slim_image_states_its_size() -> None:
     packages = image_packages("openvino")
     mib = sum(package.size for package in packages) / 2**20
-    assert 200 < mib < MOST_MIB
+    assert 200 < mib < MAX_MIB
     assert f"{len(packages)} Python packages have {mib:.0f} MiB" in docker_files("openvino")["docker/cpu/Dockerfile"]
     assert not {package.name for package in packages} & {*ABSENT, "nvidia-cublas"}
     assert "onnxruntime" in {package.name for package in image_packages("onnxruntime")}
@@ -74,19 +75,10 @@ def test_exactly_the_listed_packages_serve(repository: Repository, bundle: Bundl
     models = tmp_path / "models"
     shutil.copytree(repository.path, models)
     (tmp_path / "keys.txt").write_text(f"test {KEY}\n")
-    ports = [word for name in ("http", "grpc", "metrics") for word in (f"--{name}-port", "0")]
-    command = [python, "-m", "gmmvit_cli.main", "serve", models, "--json", "--gateway", "--keys", "keys.txt", *ports]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
-    )
+    gateway = ("--gateway", "--keys", "keys.txt")
+    process = Serve(models, *gateway, before=(str(python),), env=environment, cwd=tmp_path).process
     try:
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if line.startswith("}"):
-                break
-        assert lines, process.communicate()[1]
-        url = json.loads("".join(lines))["http"]
+        url = ready(process)["http"]
         image = bundle.golden_set().images[0]
         request = urllib.request.Request(  # noqa: S310 - the address that the server printed
             f"{url}/classify", data=bytes(image), headers={"Authorization": f"Bearer {KEY}"}

@@ -19,7 +19,7 @@ from gmmvit_deploy.bulk.run import INDEX_VARIABLE, classify_source
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.kubernetes._dockerfiles import bulk_docker_files, bulk_packages
-from gmmvit_deploy.kubernetes.options import JobOptions, place
+from gmmvit_deploy.kubernetes.options import JobOptions, location
 from gmmvit_deploy.kubernetes.write import WrittenManifests, job_manifests_from_bundle
 from tests.bulk.sources import images, write_folder
 from tests.bulk.test_runs import await_shards, shards_in, strangers_in
@@ -32,8 +32,8 @@ CLAIM = "pvc://models/vit/3"
 def written_job(bundle: Bundle, out: Path, **changes: Any) -> WrittenManifests:
     values: dict[str, Any] = {"model": OCI, "source": "pvc://images/2026", "results": "pvc://results", "memory": "2Gi"}
     values = {**values, **changes}
-    values["model"] = place(values["model"], "--model-uri", oci=True)
-    values |= {"source": place(values["source"], "--from"), "results": place(values["results"], "--to")}
+    values["model"] = location(values["model"], "--model-uri", oci=True)
+    values |= {"source": location(values["source"], "--from"), "results": location(values["results"], "--to")}
     options = {"image": IMAGE, "parts": PARTS, "fetch_image": IMAGE, **values}
     return job_manifests_from_bundle(bundle.path, out, JobOptions(**options))
 

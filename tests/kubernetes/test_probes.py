@@ -13,9 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.serving.front.process import _EXIT_BEHIND_GATEWAY_S
+from gmmvit_deploy.serving.gateway.gateway import _STOP_S
 from gmmvit_deploy.serving.gateway.haproxy import _END_S
-from gmmvit_deploy.serving.gateway.service import _STOP_S
 from gmmvit_deploy.serving.processes import workers_of
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import _EXIT_S, ServerOptions
@@ -55,7 +55,7 @@ class Pod:
         self.container = container
         self.keys = keys
         self.certificate = certificate.certificate
-        self.places = {
+        self.paths = {
             "0.0.0.0": "127.0.0.1",  # noqa: S104 - in the pod's own network
             "/etc/gmmvit/keys": str(keys),
             "/etc/gmmvit/tls/tls.crt": str(certificate.certificate),
@@ -65,7 +65,7 @@ class Pod:
         self.port = 0
 
     def _replaced(self, word: str) -> str:
-        for old, new in self.places.items():
+        for old, new in self.paths.items():
             word = word.replace(old, new)
         return word
 
@@ -174,40 +174,30 @@ def test_a_probe_takes_less_than_its_timeout(name: str, pod: Pod) -> None:
     assert best_of(3, measured_s, enough=limit_s) < limit_s
 
 
-class Clients:
-    """Clients with TLS and a key, which repeat a request of the stand-in, and what they got: (time, status)."""
+@contextmanager
+def clients(pod: Pod, number: int, *, times: int) -> Iterator[list[tuple[float, int]]]:
+    """Repeat a request of the stand-in from several clients, and yield what they got: (time, status)."""
+    outcomes: list[tuple[float, int]] = []
+    done = threading.Event()
 
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self.outcomes: list[tuple[float, int]] = []
-        self.done = threading.Event()
-        self.threads: list[threading.Thread] = []
-
-    def ask(self, connection: http.client.HTTPSConnection) -> None:
-        headers = {"Authorization": f"Bearer {KEY}"}
-        connection.request("POST", f"/v2/models/{MODEL}/infer", infer_body(1.0), headers)
-        answer = connection.getresponse()
-        answer.read()
-        self.outcomes.append((time.monotonic(), answer.status))
-
-    def repeat(self, times: int) -> None:
-        context = ssl._create_unverified_context()  # noqa: S323 - this machine, with a certificate of this test
-        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=context)
+    def repeat() -> None:
+        context = ssl.create_default_context(cafile=pod.certificate)
+        kept = http.client.HTTPSConnection("127.0.0.1", pod.port, timeout=30, context=context)
         for _ in range(times):
-            if self.done.is_set():
+            if done.is_set():
                 break
-            self.ask(connection)
-        connection.close()
+            answer = request_of("", f"/v2/models/{MODEL}/infer", infer_body(1.0), key=KEY, connection=kept)
+            outcomes.append((time.monotonic(), answer.status))
+        kept.close()
 
-    def start(self, number: int, *, times: int) -> None:
-        for _ in range(number):
-            self.threads.append(threading.Thread(target=self.repeat, args=(times,)))
-            self.threads[-1].start()
-
-    def end(self) -> None:
-        self.done.set()
-        for thread in self.threads:
-            thread.join(timeout=30)
+    with ThreadPoolExecutor(number) as pool:
+        sent = [pool.submit(repeat) for _ in range(number)]
+        try:
+            yield outcomes
+        finally:
+            done.set()
+    for future in sent:
+        future.result()
 
 
 @pytest.fixture
@@ -232,18 +222,14 @@ OF_THE_STAND_IN = ("--model", MODEL, "--bundle", "")
 def test_overload_ends_no_pod_and_takes_none_out_of_service(slow_pod: Pod) -> None:
     slow_pod.ready()
     assert slow_pod.run("livenessProbe", *OF_THE_STAND_IN)[0] == 0
-    clients = Clients(slow_pod.port)
-    clients.start(60, times=100_000)
-    try:
-        wait_until(lambda: {status for _, status in clients.outcomes} >= {200, 503}, "answers and refusals")
+    with clients(slow_pod, 60, times=100_000) as outcomes:
+        wait_until(lambda: {status for _, status in outcomes} >= {200, 503}, "answers and refusals")
         began = time.monotonic()
         answers = [
             slow_pod.run(name, *OF_THE_STAND_IN) for name in ("livenessProbe", "readinessProbe") for _ in range(5)
         ]
-        during = Counter(status for when, status in clients.outcomes if when > began)
-    finally:
-        clients.end()
-    assert set(during) == {200, 503}
+        during = {status for when, status in outcomes if when > began}
+    assert during == {200, 503}
     assert {status for status, _ in answers} == {0}, answers
     assert any("overloaded, and the gateway's own inference is answered" in text for _, text in answers), answers
 
@@ -252,23 +238,19 @@ def test_overload_ends_no_pod_and_takes_none_out_of_service(slow_pod: Pod) -> No
 @pytest.mark.parametrize("slow_pod", [0.0], indirect=True)
 def test_a_pod_that_drains_answers_what_it_read_and_no_probe(slow_pod: Pod) -> None:
     metrics = slow_pod.ready()["metrics"]
-    ca = slow_pod.certificate
-    clients = Clients(slow_pod.port)
 
     def taken() -> bool:
-        text = request_of(metrics, "/metrics/gateway", key=KEY, ca=ca).body.decode()
+        text = request_of(metrics, "/metrics/gateway", key=KEY, ca=slow_pod.certificate).body.decode()
         return 'haproxy_backend_current_sessions{proxy="triton_http"} 6\n' in text
 
-    with answers_held(slow_pod.serve.path):
-        clients.start(6, times=1)  # three batches
+    with clients(slow_pod, 6, times=1) as outcomes, answers_held(slow_pod.serve.path):  # three batches
         wait_until(taken, "six requests in the pod")
         slow_pod.serve.process.terminate()
         wait_until(lambda: slow_pod.run("readinessProbe", *OF_THE_STAND_IN)[0] == 1, "a readiness probe that fails")
         status, text = slow_pod.run("readinessProbe", *OF_THE_STAND_IN)
         assert (status, "no Triton server answers" in text or "refused" in text) == (1, True), text
-        assert clients.outcomes == []
-    clients.end()
-    assert [status for _, status in clients.outcomes] == [200] * 6
+        assert outcomes == []
+    assert [status for _, status in outcomes] == [200] * 6
     assert slow_pod.serve.end(timeout_s=EXIT_S)[0] == 0
 
 

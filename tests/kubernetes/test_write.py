@@ -14,15 +14,15 @@ import yaml
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError
-from gmmvit_deploy.kubernetes.options import ManifestOptions, place
+from gmmvit_deploy.kubernetes.options import ManifestOptions, location
 from gmmvit_deploy.kubernetes.write import manifests_from_bundle
 from gmmvit_deploy.runner_name import RunnerName
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from tests.documented import PAGES
 from tests.kubernetes.made import IMAGE, OCI, object_in, objects_in, tuning_file, validate, write
 
-OPTIONS = ManifestOptions(style="deployment", image=IMAGE, model=place(OCI, "--model-uri", oci=True))
+OPTIONS = ManifestOptions(style="deployment", image=IMAGE, model=location(OCI, "--model-uri", oci=True))
 
 
 @pytest.mark.first(1)
@@ -188,7 +188,7 @@ def test_a_repository_with_other_settings_than_the_measurement_is_refused(bundle
         ({"model": "pvc://Claim_A/x"}, "a name of a claim"),
         ({"model": "s3://bucket/x", "fetch_image": ""}, "needs --fetch-image"),
         ({"name": "Big_Name"}, "--object-name: expected lower-case"),
-        ({"least": 1}, "2 pods at least"),
+        ({"min_pods": 1}, "2 pods at least"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.images.test_preprocess import png
-from tests.serving.commands import Serve
-from tests.serving.processes import wait_gone
+from tests.serving.commands import Serve, wait_gone
 from tests.serving.stand_in import write_stand_in
 
 REQUEST_PIXELS = 60_000_000

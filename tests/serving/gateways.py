@@ -1,4 +1,4 @@
-"""A real HAProxy for tests: whether there is one, keys, a certificate, and plain requests over HTTP and gRPC."""
+"""For tests of the gateway: keys, and plain requests over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -15,35 +15,15 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from gmmvit_deploy.errors import ServerError
-from gmmvit_deploy.serving.gateway.haproxy import INSTALL_HAPROXY, find_haproxy
-from tests.certificates import self_signed
-
-__all__ = ["KEY", "OTHER_KEY", "Answer", "Stub", "binary_request", "certificate", "grpc_request", "key_file", "request"]
-
 KEY = "a-key-of-the-tests-0123456789"
 OTHER_KEY = "another-key-of-the-tests-0123"
 BEARER = {"Authorization": f"Bearer {KEY}"}
-
-
-def require_haproxy() -> Path:
-    """Return the path of HAProxy, or skip the test."""
-    try:
-        return find_haproxy()
-    except ServerError as exc:
-        pytest.skip(f"no HAProxy: {INSTALL_HAPROXY} ({exc})")
 
 
 def key_file(folder: Path, *lines: str) -> Path:
     path = folder / "keys.txt"
     path.write_text("# clients of the tests\n" + "".join(f"{line}\n" for line in lines or (f"tester {KEY}",)))
     return path
-
-
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """Return (certificate, private key) for 127.0.0.1, signed by itself."""
-    made = self_signed(folder)
-    return made.certificate, made.private_key
 
 
 @dataclass(frozen=True)

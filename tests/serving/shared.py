@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gmmvit_deploy.bundle.artifacts import open_bundle
+from gmmvit_deploy.serving.gateway.gateway import Gateway, behind_gateway
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
-from gmmvit_deploy.serving.gateway.service import Gateway, behind_gateway
 from gmmvit_deploy.serving.processes import Worker, workers_of
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
@@ -30,11 +30,9 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.serving.gateways import key_file
 from tests.waiting import wait_until
 
-__all__ = ["FREE_PORTS", "MOST_BODY_BYTES", "SECRET", "Running", "shared_service"]
-
 Kind = Literal["bare", "gateway"]
 SECRET = "0123456789abcdef"  # noqa: S105 - of the tests
-MOST_BODY_BYTES = 4_000_000
+MAX_BODY_BYTES = 4_000_000
 FREE_PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
 
 
@@ -94,7 +92,7 @@ def _opened(kind: Kind, repository: Path, folder: Path) -> Iterator[tuple[Triton
         if kind == "bare":
             yield server, None
             return
-        gateway = Gateway(GatewaySettings(keys=key_file(folder), max_body_bytes=MOST_BODY_BYTES), **FREE_PORTS)
+        gateway = Gateway(GatewaySettings(keys=key_file(folder), max_body_bytes=MAX_BODY_BYTES), **FREE_PORTS)
         gateway.admin_secret = SECRET
         try:
             gateway.start(server)

@@ -13,19 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = [
-    "BUNDLE",
-    "INSTANCES",
-    "MODEL",
-    "NETWORK",
-    "SHAPE",
-    "answers_held",
-    "held_file",
-    "infer_body",
-    "sleeping_repository",
-    "write_stand_in",
-]
-
 MODEL = "stand_in"
 NETWORK = "gmmvit_network"
 SHAPE = (32, 32, 3)

@@ -19,7 +19,8 @@ from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
-from gmmvit_deploy.serving.model_configs import RepositoryOptions, model_configs
+from gmmvit_deploy.serving.model_configs import model_configs
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
@@ -79,16 +80,6 @@ def server(bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory)
                 folder.rename(models / folder.name)
     with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
         yield running
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_export_and_parity(name: str, bundles: dict[str, Bundle]) -> None:
-    bundle, (channels, changes) = bundles[name], CASES[name]
-    image = bundle.manifest.image
-    assert (image.resize, image.crop_pct, image.channels) == (changes["resize"], changes["crop_pct"], channels)
-    with OnnxRuntimeRunner(bundle) as runner:
-        report = check_parity(bundle, [runner])
-    assert report.passed, report.failures()
 
 
 @pytest.mark.parametrize("name", CASES)

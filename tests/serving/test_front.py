@@ -31,7 +31,7 @@ from tests.waiting import everything_was_read, wait_until
 
 SECRET = os.urandom(16).hex()
 KEY = {FRONT_HEADER: SECRET}
-NOWHERE = FrontOptions(triton_url="grpc://127.0.0.1:1")
+UNREACHABLE = FrontOptions(triton_url="grpc://127.0.0.1:1")
 IMAGES = [encoded(photo(40, 30, seed=n), "JPEG") for n in range(3)]
 
 
@@ -289,5 +289,5 @@ class TestProcess:
     def test_an_absent_package_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(front_process, "_PACKAGES", ("no_such_package",))
         with pytest.raises(MissingDependencyError, match="no-such-package is not installed") as caught:
-            FrontProcess(NOWHERE, SECRET)
+            FrontProcess(UNREACHABLE, SECRET)
         assert "gmmvit-deploy[serve]" in caught.value.hint

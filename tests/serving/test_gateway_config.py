@@ -23,7 +23,7 @@ from gmmvit_deploy.runtimes.programs._triton_errors import Request, error_from_t
 from gmmvit_deploy.runtimes.programs.access import Access
 from gmmvit_deploy.serving.gateway._access_log import AccessLog
 from gmmvit_deploy.serving.gateway._keys import map_text, read_keys, readable_by_others
-from gmmvit_deploy.serving.gateway.files import ALERTS, gateway_options, tls_pem, write_files
+from gmmvit_deploy.serving.gateway.files import ALERTS, gateway_folder, gateway_options, tls_pem, write_files
 from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.gateway.options import (
     Front,
@@ -32,15 +32,16 @@ from gmmvit_deploy.serving.gateway.options import (
     HealthCheck,
     Upstream,
 )
-from gmmvit_deploy.serving.gateway.own import gateway_folder
-from gmmvit_deploy.serving.model_configs import RepositoryOptions, model_configs
 from gmmvit_deploy.serving.model_configs import config_text as pbtxt
+from gmmvit_deploy.serving.model_configs import model_configs
 from gmmvit_deploy.serving.names import TUNING_FILE
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
 from gmmvit_deploy.serving.server_log import ServerLog
 from tests.certificates import self_signed
 from tests.cli.terminal import gmmvit_here, without_progress
-from tests.serving.gateways import KEY, OTHER_KEY, certificate, key_file, request, require_haproxy
+from tests.haproxy import needs_haproxy
+from tests.serving.gateways import KEY, OTHER_KEY, key_file, request
 from tests.waiting import wait_until
 
 HASH = hashlib.sha256(KEY.encode()).hexdigest().upper()
@@ -126,8 +127,8 @@ class TestSettings:
         ("wrong", "bound"),
         [
             *(
-                ({name: least - 1}, f"{name}: expected at least {least}")
-                for name, least in {
+                ({name: minimum - 1}, f"{name}: expected at least {minimum}")
+                for name, minimum in {
                     "max_body_bytes": 1024,
                     "json_bytes": 0,
                     "in_flight": 1,
@@ -202,15 +203,16 @@ class TestConfig:
             {"threads": 1},
             {"front": Front(port=9000, secret="0123")},  # noqa: S106 - of a test
             {"admin": ("x-admin", "0123"), "metrics_address": "127.0.0.1:9001"},
-            {"health": HealthCheck(path="/v2/health/ready", infers=False, why_not="large")},
+            {"health": HealthCheck(path="/v2/health/ready", why_not="large")},
             {"access_log": "127.0.0.1:514"},
             {"sockets": "/tmp/with space"},
         ],
         ids=["default", "json", "no queue", "threads", "front", "admin", "no inference", "syslog", "sockets"],
     )
     @pytest.mark.integration
+    @needs_haproxy
     def test_haproxy_takes_it(self, changes: dict[str, Any], tmp_path: Path) -> None:
-        check_config(require_haproxy(), write_files(tmp_path, options(**changes), {HASH: "web"}, ""))
+        check_config(find_haproxy(), write_files(tmp_path, options(**changes), {HASH: "web"}, ""))
 
 
 class TestModels:
@@ -223,7 +225,6 @@ class TestModels:
     @pytest.mark.parametrize("dims", ["[ 224, 224, 3 ]", "[ -1, 3 ]"])
     def test_what_cannot_be_checked_by_inference_is_stated(self, dims: str, tmp_path: Path) -> None:
         health = read_models(network(tmp_path, dims)).health
-        assert not health.infers
         assert "no model takes an encoded image" in health.why_not
         assert health.path == "/v2/models/net/ready"
 
@@ -248,9 +249,8 @@ class TestModels:
 class TestCertificate:
     @pytest.mark.integration
     def test_certificate_and_key_of_each_other(self, tmp_path: Path) -> None:
-        cert, key = certificate(tmp_path)
-        (tmp_path / "other").mkdir()
-        _, other = certificate(tmp_path / "other")
+        made, other = self_signed(tmp_path), self_signed(tmp_path, "other").private_key
+        cert, key = made.certificate, made.private_key
         keys = key_file(tmp_path)
         pem = tls_pem(GatewaySettings(keys=keys, tls_cert=cert, tls_key=key))
         assert pem.count("BEGIN") == 2
@@ -277,11 +277,11 @@ class TestCertificate:
 
 class TestOwnGateway:
     @pytest.mark.integration
+    @needs_haproxy
     def test_the_folder_is_complete_and_checked(self, bundle: Bundle, tmp_path: Path) -> None:
-        require_haproxy()
-        cert, key = certificate(tmp_path)
+        cert = self_signed(tmp_path).both
         out = tmp_path / "gateway"
-        arguments = ["--keys", key_file(tmp_path), "--listen", "0.0.0.0", "--tls-cert", cert, "--tls-key", key]  # noqa: S104
+        arguments = ["--keys", key_file(tmp_path), "--listen", "0.0.0.0", "--tls-cert", cert]  # noqa: S104
         answer = gmmvit_here("gateway", bundle.path, "-o", out, *arguments, "--json")
         assert answer.status == 0, answer.err
         assert json.loads(answer.out)["checked_with"].startswith(haproxy_version(find_haproxy()))
@@ -295,9 +295,9 @@ class TestOwnGateway:
         assert KEY not in (out / "keys.map").read_text()
 
     @pytest.mark.integration
+    @needs_haproxy
     def test_haproxy_starts_with_several_threads_from_another_folder(self, bundle: Bundle, tmp_path: Path) -> None:
         """`haproxy -c` is not enough: it does not load the Lua programs for the other threads."""
-        require_haproxy()
         settings = GatewaySettings(keys=key_file(tmp_path))
         gateway_folder(bundle.path, tmp_path / "gateway", settings, ports=PORTS)
         config = tmp_path / "gateway" / "haproxy.cfg"
@@ -370,13 +370,13 @@ def test_a_log_in_a_folder_that_does_not_exist_names_its_option(tmp_path: Path) 
         AccessLog(tmp_path / "none" / "a.log", print)
     assert caught.value.hint.startswith("type --access-log ")
     with pytest.raises(OutputError) as caught:
-        ServerLog(tmp_path / "none" / "a.log", None)
+        ServerLog(None).open(tmp_path / "none" / "a.log")
     assert caught.value.hint.startswith("type --log ")
 
 
 def test_the_log_of_a_server_without_a_gpu_says_once_that_its_lines_are_no_errors() -> None:
     lines: list[str] = []
-    ServerLog(None, lines.append).read(
+    ServerLog(lines.append).read(
         [
             "W1126 pinned_memory_manager.cc] CUDA driver version is insufficient for CUDA runtime version\n",
             "E1126 ensemble_scheduler.cc] CUDA driver version is insufficient for CUDA runtime version\n",

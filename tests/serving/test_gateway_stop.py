@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gmmvit_deploy.serving.gateway.haproxy import HAProxy
-from tests.serving.gateways import require_haproxy
+from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy
+from tests.haproxy import needs_haproxy
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.nightly
+pytestmark = [needs_haproxy, pytest.mark.nightly]
 
 CONFIG = """
 global
@@ -48,7 +48,7 @@ def asked() -> threading.Event:
 @pytest.fixture
 def haproxy(tmp_path: Path, asked: threading.Event) -> Iterator[tuple[HAProxy, int, int]]:
     """Yield (HAProxy, its port, its process).  The server behind HAProxy answers after a second."""
-    program = require_haproxy()
+    program = find_haproxy()
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as slow:
 
         def answer() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import EACH_FAMILY, FREE_PORTS, LATER, MANIFEST, golden

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.serving.gateway.gateway import Gateway
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
-from gmmvit_deploy.serving.gateway.service import Gateway
 from tests.certificates import self_signed
 from tests.conftest import FREE_PORTS
 from tests.haproxy import needs_haproxy

@@ -18,7 +18,7 @@ import tritonclient.http
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.images.labels import Prediction
 from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, classify_files
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS

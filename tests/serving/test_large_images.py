@@ -23,15 +23,15 @@ import gmmvit_deploy.images.preprocess
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, RequestRejectedError, ServerError
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.triton_models import large_images
 from gmmvit_deploy.serving.triton_models.large_images import NICENESS, Decoder
 from tests.conftest import FREE_PORTS
 from tests.images.test_preprocess import encoded, photo, png
+from tests.serving.commands import kinds_of
 from tests.serving.conftest import flat_png
-from tests.serving.processes import kinds_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.nightly

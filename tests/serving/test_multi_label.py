@@ -38,7 +38,7 @@ from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_f
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.front.options import FRONT_HEADER, FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.browser import open_chromium

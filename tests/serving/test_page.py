@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 PHONE = {"viewport": {"width": 400, "height": 740}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}
 DROP = """([bytes, text]) => {
     const carried = new DataTransfer();
@@ -42,7 +42,7 @@ COPY = """async bytes => {
 
 @pytest.fixture(scope="module")
 def front(server: Running) -> Iterator[FrontProcess]:
-    with FrontProcess(FrontOptions(triton_url=server.grpc_url, max_body_bytes=MOST_BYTES), None) as running:
+    with FrontProcess(FrontOptions(triton_url=server.grpc_url, max_body_bytes=MAX_BYTES), None) as running:
         running.wait_ready()
         yield running
 
@@ -157,7 +157,7 @@ def test_on_a_phone(front: FrontProcess) -> None:
 
 
 def test_errors(front: FrontProcess, tmp_path: Path) -> None:
-    (tmp_path / "large.png").write_bytes(bytes(MOST_BYTES + 1))
+    (tmp_path / "large.png").write_bytes(bytes(MAX_BYTES + 1))
     with visit(front) as page:
         page.evaluate(DROP, [list(b"no image"), ""])
         refused(page, "image 0: the file is not a JPEG")
@@ -165,7 +165,7 @@ def test_errors(front: FrontProcess, tmp_path: Path) -> None:
         page.evaluate(DROP, [[], "text"])
         refused(page, "expected the file of an image")
         page.set_input_files("#file", tmp_path / "large.png")
-        refused(page, f"the request is too large; the limit is {MOST_BYTES} bytes")
+        refused(page, f"the request is too large; the limit is {MAX_BYTES} bytes")
         page.route("**/classify", lambda route: route.abort())
         page.evaluate(DROP, [list(encoded(photo(8, 8), "PNG")), ""])
         refused(page, "the server does not answer")

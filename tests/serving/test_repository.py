@@ -18,7 +18,7 @@ from gmmvit_deploy.runtimes.engines.card import Engine, open_engine
 from gmmvit_deploy.runtimes.engines.compatibility import server_tensorrt
 from gmmvit_deploy.runtimes.programs import cores
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.served_models import read_models
 
@@ -97,7 +97,6 @@ def test_the_runner_that_is_typed_decides(gmmvit, bundle: Bundle, tmp_path: Path
         (("--runner", "openvino:fp32"), "openvino"),
         (("--runner", "onnxruntime-cuda"), "onnxruntime-cuda"),
         (("--backend", "onnxruntime", "--runner", "onnxruntime:fp32"), "onnxruntime"),
-        (("--backend", "onnxruntime", "--accelerator", "cuda"), "onnxruntime-cuda"),
     ):
         written = gmmvit("repository", bundle.path, "-o", tmp_path / "r", "--force", "--json", *words)
         assert json.loads(written.stdout)["runner"] == runner, written.stderr
@@ -105,7 +104,6 @@ def test_the_runner_that_is_typed_decides(gmmvit, bundle: Bundle, tmp_path: Path
         (("--runner", "onnxruntime+", "--json"), "runner 'onnxruntime+' is not known"),
         (("--runner", "eager"), "--runner eager: this command cannot use this runner"),
         (("--runner", "openvino:fp4"), "'fp4' is not known"),
-        (("--accelerator", "cuda"), "--accelerator cuda needs --backend onnxruntime, got --backend python"),
         (("--runner", "openvino:fp16"), "OpenVINO computes in fp32, bf16, int8 on a CPU, not in fp16"),
         (("--runner", "openvino", "--backend", "onnxruntime"), "--backend onnxruntime --runner onnxruntime:fp32"),
         (
@@ -113,10 +111,6 @@ def test_the_runner_that_is_typed_decides(gmmvit, bundle: Bundle, tmp_path: Path
             "--runner onnxruntime-cuda needs --backend onnxruntime",
         ),
         (("--runner", "openvino", "--backend", "tensorrt"), "remove --runner, or remove --backend and --engine"),
-        (
-            ("--runner", "onnxruntime-cuda", "--backend", "onnxruntime", "--accelerator", "tensorrt"),
-            "--runner onnxruntime-cuda does not go with --accelerator tensorrt",
-        ),
     ):
         refused = gmmvit("repository", bundle.path, "-o", tmp_path / "refused", *arguments)
         assert refused.returncode == 1
@@ -173,7 +167,7 @@ def test_the_servers_onnxruntime_gets_a_thread_for_each_allowed_core(
 def test_the_doctor_states_the_oldest_server_that_reads_a_graph(precise_bundle: Bundle) -> None:
     """Release 24.05 has ONNX Runtime 1.18, which reads IR version 10 and opset 21."""
     checks = {check.name: check.detail for check in examine_bundle(precise_bundle, None)}
-    oldest = "the ONNX Runtime backend of Triton 24.05 or newer loads it, with --accelerator cuda 24.06 or newer"
+    oldest = "the ONNX Runtime backend of Triton 24.05 or newer loads it, with --runner onnxruntime-cuda 24.06 or newer"
     for name in ("model.onnx", "model.fp16.onnx", "model.int8.onnx"):
         graph = onnx.load(precise_bundle.path / name)
         assert (graph.ir_version, graph.opset_import[0].version) <= (10, 21)
@@ -243,7 +237,7 @@ def test_existing_folder_is_kept(bundle: Bundle, tmp_path: Path) -> None:
         ({"chunk": 4, "backend": "onnxruntime"}, "with --backend onnxruntime"),
         ({"runner": "onnxruntime-cuda"}, "needs --backend onnxruntime, got --backend python"),
         ({"backend": "tensorrt", "runner": "onnxruntime:fp16"}, "the engine of --engine, built in a fixed precision"),
-        ({"runner": "eager"}, "runner: expected one of onnxruntime, openvino, .*, got 'eager'"),
+        ({"runner": "eager"}, "runner: expected one of openvino.kernels, openvino, .*, got 'eager'"),
         ({"runner": "onnxruntime:fp8"}, NOT_ON_A_CPU),
         ({"runner": "onnxruntime:bf16"}, NOT_ON_A_CPU),
         ({"runner": "onnxruntime:bf16", "backend": "onnxruntime"}, NOT_ON_A_CPU),

@@ -24,13 +24,12 @@ from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.installs import find_server, system_server
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS, cifar_options, golden
 from tests.images.test_preprocess import encoded, photo, png_bomb
-from tests.serving.commands import Serve
-from tests.serving.processes import processes_naming, wait_gone
+from tests.serving.commands import Serve, processes_naming, wait_gone
 from tests.serving.shared import Running
 from tests.waiting import wait_until
 

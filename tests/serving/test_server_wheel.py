@@ -16,8 +16,7 @@ from gmmvit_deploy.errors import OutputError, ServerError
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.serving import server_wheel
-from gmmvit_deploy.serving._stub import stub_for_numpy_2
-from gmmvit_deploy.serving.installs import wheel_server
+from gmmvit_deploy.serving.installs import stub_for_numpy_2, wheel_server
 from gmmvit_deploy.serving.server_wheel import VERSION, wheel_folder
 
 

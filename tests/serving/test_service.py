@@ -10,24 +10,24 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
 from tests.conftest import FREE_PORTS
+from tests.haproxy import needs_haproxy
 from tests.images.test_preprocess import encoded, photo
-from tests.serving.gateways import key_file, request, require_haproxy
+from tests.serving.gateways import key_file, request
 from tests.serving.stand_in import answers_held, held_file
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.nightly]
+pytestmark = [needs_haproxy, pytest.mark.integration, pytest.mark.nightly]
 
 
 @pytest.mark.parametrize(("name", "normalised"), [("cifar", True), ("gmmvit", False)])
 def test_the_front_asks_the_ensemble_of_the_repository_if_there_is_an_ensemble(
     name: str, normalised: bool, bundle: Bundle, tensor_bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:
-    require_haproxy()
     served = bundle if normalised else tensor_bundles["vit_gmm"]
     repository = repository_from_bundle(served, tmp_path / "models", RepositoryOptions(name=name))
     lines: list[str] = []
@@ -58,7 +58,6 @@ def hold_answers(repository: Path) -> None:
 
 def test_images_to_classify_wait_in_the_queue_of_the_gateway(bundle: Bundle, tmp_path: Path) -> None:
     """A request in flight and a waiting request: others are refused at once, while both have no answer."""
-    require_haproxy()
     repository = repository_from_bundle(bundle, tmp_path / "models")
     hold_answers(repository.path)
     log = tmp_path / "access.log"
@@ -89,6 +88,5 @@ def test_images_to_classify_wait_in_the_queue_of_the_gateway(bundle: Bundle, tmp
 
 
 def test_a_second_signal_before_the_start_kills_nothing(tmp_path: Path) -> None:
-    require_haproxy()
     with Service(ServerOptions(**FREE_PORTS), GatewaySettings(keys=key_file(tmp_path))) as service:
         service.kill_now()

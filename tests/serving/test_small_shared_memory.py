@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 import shutil
 import subprocess
@@ -24,6 +22,7 @@ from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from tests.images.test_preprocess import encoded, photo
+from tests.serving.commands import Serve
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
@@ -43,17 +42,14 @@ def url(tmp_path: Path) -> Iterator[str]:
     half = (0.5, 0.5, 0.5)
     options = ExportOptions(input_kind="tensor", mean=half, std=half, labels=tuple("abcde"))
     bundle_from_checkpoint(tmp_path / "vit.safetensors", tmp_path / "bundle", options)
-    command = [str(Path(sys.executable).with_name("gmmvit")), "serve", str(tmp_path / "bundle"), "--json"]
-    command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--classify-port", "0"]
-    command += ["--log", str(tmp_path / "log")]
     script = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
-    with subprocess.Popen(["unshare", "-m", "sh", "-c", script, "sh", *command], stdout=subprocess.PIPE) as server:
-        try:
-            lines = iter(server.stdout.readline, b"")  # type: ignore[union-attr]
-            text = b"".join([*itertools.takewhile(lambda line: line != b"}\n", lines), b"}"])
-            yield json.loads(text)["grpc"]
-        finally:
-            server.terminate()
+    before = ("unshare", "-m", "sh", "-c", script, "sh", sys.executable)
+    running = Serve(tmp_path / "bundle", "--log", tmp_path / "log", before=before)
+    try:
+        yield running.ready()["grpc"]
+    finally:
+        running.process.terminate()
+        running.end()
     assert "/dev/shm has 64 MiB" in (tmp_path / "log").read_text()
 
 

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
+from tests.haproxy import needs_haproxy
 from tests.serving.commands import Serve
-from tests.serving.gateways import BEARER, key_file, request, require_haproxy
+from tests.serving.gateways import BEARER, key_file, request
 from tests.serving.stand_in import MODEL, infer_body, write_stand_in
 from tests.waiting import best_of, wait_until
 
@@ -41,10 +42,15 @@ class Clients:
         self.done = threading.Event()
         self.threads: list[threading.Thread] = []
 
-    def start(self, target: Callable[[], None], number: int) -> None:
-        for _ in range(number):
+    def start(self) -> None:
+        for target in (*[self.kept] * 4, *[self.new] * 2, *[self.grpc] * 2):
             self.threads.append(threading.Thread(target=target))
             self.threads[-1].start()
+
+    def end(self) -> None:
+        self.done.set()
+        for thread in self.threads:
+            thread.join(timeout=30)
 
     def wait_for_answers(self) -> None:
         """Wait until each kind of client has got an answer from now on."""
@@ -113,15 +119,10 @@ def serving(models: Path, *arguments: str) -> Iterator[Serve]:
         running.process.communicate()
 
 
-@pytest.mark.integration
-def test_sigterm_under_load(tmp_path: Path) -> None:
-    """A server without a gateway may refuse requests while it stops, and gives no wrong answer."""
-    drained_under_load_s(tmp_path)
-
-
 @pytest.mark.alone
 @pytest.mark.integration
 def test_sigterm_under_load_takes_seconds(tmp_path: Path) -> None:
+    """A server without a gateway may refuse requests while it stops, and gives no wrong answer."""
     measure_s = lambda: drained_under_load_s(Path(tempfile.mkdtemp(dir=tmp_path)))  # noqa: E731
     assert best_of(3, measure_s, enough=25) < 25
 
@@ -130,21 +131,17 @@ def drained_under_load_s(folder: Path) -> float:
     """End a server under load with SIGTERM; return the seconds of its exit."""
     models = write_stand_in(folder / "models", delay_s=0.02)
     with serving(models, "--log", str(folder / "log")) as running:
-        return _drained_s(running)
+        return _drained_s(running, Clients(running.ready()))
 
 
-def _drained_s(running: Serve) -> float:
-    clients = Clients(running.ready())
-    for target, number in ((clients.kept, 4), (clients.new, 2), (clients.grpc, 2)):
-        clients.start(target, number)
+def _drained_s(running: Serve, clients: Clients) -> float:
+    clients.start()
     wait_until(lambda: len(clients.outcomes) >= 100, "100 answers")
     began = time.monotonic()
     running.process.send_signal(signal.SIGTERM)
     status, errors = running.end(timeout_s=60)
     ended = time.monotonic()
-    clients.done.set()
-    for thread in clients.threads:
-        thread.join(timeout=30)
+    clients.end()
     assert status == 0, errors
     assert {outcome for when, _, outcome in clients.outcomes if when <= began} == {"200"}
     refused = {"503", "ConnectionRefusedError", "ConnectionResetError", "RemoteDisconnected", "BrokenPipeError"}
@@ -154,16 +151,14 @@ def _drained_s(running: Serve) -> float:
     return ended - began
 
 
-@pytest.mark.integration
-def test_kill_and_sigterm_under_load_behind_the_gateway(tmp_path: Path) -> None:
-    """A killed server is back. At SIGTERM, each request that HAProxy read reaches its client."""
-    killed_and_drained_s(tmp_path)
-
-
+@needs_haproxy
 @pytest.mark.alone
 @pytest.mark.integration
 def test_behind_the_gateway_a_killed_server_is_back_and_haproxy_ends_within_seconds(tmp_path: Path) -> None:
-    """Back within 10 s; and HAProxy ends within 5 s: alone, it would wait 10 s for a connection without a request."""
+    """At SIGTERM, each request that HAProxy read reaches its client.
+
+    Back within 10 s; and HAProxy ends within 5 s: alone, it would wait 10 s for a connection without a request.
+    """
 
     def share() -> float:
         back_s, end_s = killed_and_drained_s(Path(tempfile.mkdtemp(dir=tmp_path)))
@@ -177,7 +172,6 @@ def killed_and_drained_s(folder: Path) -> tuple[float, float]:
 
     Returns the seconds until all clients have answers again, and those from SIGTERM to the end of HAProxy.
     """
-    require_haproxy()
     models, log = write_stand_in(folder / "models", delay_s=0.02), folder / "access.log"
     gateway = ("--gateway", "--keys", str(key_file(folder)), "--allow-json", "10000", "--access-log", str(log))
     with serving(models, *gateway) as running:
@@ -190,8 +184,7 @@ def _killed_and_drained_s(running: Serve, log: Path) -> tuple[float, float]:
     idle = http.client.HTTPConnection(clients._host, clients._port, timeout=30)
     assert clients.ask(idle, "idle", 1.0)
     unused = socket.create_connection((clients._host, clients._port))
-    for target, number in ((clients.kept, 4), (clients.new, 2), (clients.grpc, 2)):
-        clients.start(target, number)
+    clients.start()
     clients.wait_for_answers()
     os.kill(where["pid"], signal.SIGKILL)
     killed = time.monotonic()
@@ -203,9 +196,7 @@ def _killed_and_drained_s(running: Serve, log: Path) -> tuple[float, float]:
     wait_until(lambda: not Path(f"/proc/{where['gateway_pid']}").exists(), "the end of HAProxy")
     haproxy_ended = time.monotonic()
     status, errors = running.end(timeout_s=60)
-    clients.done.set()
-    for thread in clients.threads:
-        thread.join(timeout=30)
+    clients.end()
     assert status == 0, errors
     assert idle.sock is not None
     assert idle.sock.recv(100) == b""

@@ -22,7 +22,7 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
-from gmmvit_deploy.serving.model_configs import RepositoryOptions
+from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.cli.terminal import gmmvit_here

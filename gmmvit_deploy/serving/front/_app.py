@@ -16,7 +16,7 @@ is an image:
     411  no content-length
 
 Behind a gateway, requests wait in the gateway, and need its secret. Without a gateway, the front listens on loopback,
-admits only this machine (`only_this_machine`), and also answers ``GET /`` with a page to drop an image on.
+admits only this machine (`_only_this_machine`), and also answers ``GET /`` with a page to drop an image on.
 
 The front writes no file, and sends no traceback. The images are decoded and checked by Triton's preprocessing model.
 
@@ -28,12 +28,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 import json
 import logging
 import re
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gmmvit_deploy.images.labels import DEFAULT_TOP
-from gmmvit_deploy.serving.front._guards import Guard, only_gateway, only_this_machine
 from gmmvit_deploy.serving.front._http import LimitedHttp
 from gmmvit_deploy.serving.front._triton import Triton
 from gmmvit_deploy.serving.front._uploads import (
@@ -62,16 +62,17 @@ from gmmvit_deploy.serving.front.options import (
     BUNDLE_HEADER,
     CLASSIFY_PATH,
     CLASSIFY_PATHS,
+    FRONT_HEADER,
     READY_PATH,
     RUNNER_HEADER,
     FrontOptions,
 )
-
-__all__ = ["front_app", "main"]
+from gmmvit_deploy.serving.gateway.options import is_loopback
 
 _EXIT_TIMEOUT_S = 15
-_MOST_CONNECTIONS = 1024
+_MAX_CONNECTIONS = 1024
 _log = logging.getLogger(__name__)
+_Headers = Mapping[bytes, bytes]
 
 
 def front_app(options: FrontOptions, secret: str | None) -> ASGIApp:
@@ -87,11 +88,11 @@ def front_app(options: FrontOptions, secret: str | None) -> ASGIApp:
     ]
     app = Starlette(
         routes=routes if secret else [*routes, Route("/", _page(), methods=["GET"])],
-        exception_handlers={Refusal: _refused, HTTPException: _not_routed, Exception: _failed},
+        exception_handlers={Refusal: lambda _, exc: _answer(exc), HTTPException: _not_routed, Exception: _failed},
         lifespan=front.lifespan,
     )
     app.router.redirect_slashes = False
-    return Guard(app, reason=only_gateway(secret) if secret else only_this_machine, refused=_answer)
+    return _Guard(app, reason=_only_gateway(secret) if secret else _only_this_machine, refused=_answer)
 
 
 class _Front:
@@ -174,10 +175,6 @@ def _answer(refusal: Refusal) -> JSONResponse:
     return JSONResponse(answer, status_code=refusal.status, headers=refusal.headers)
 
 
-def _refused(request: Request, exc: Any) -> JSONResponse:
-    return _answer(exc)
-
-
 def _not_routed(request: Request, exc: Any) -> JSONResponse:
     if exc.status_code == 405:
         reason = f"{request.method[:20]}: this path takes only {(exc.headers or {}).get('Allow', 'other methods')}"
@@ -189,6 +186,61 @@ def _not_routed(request: Request, exc: Any) -> JSONResponse:
 def _failed(request: Request, exc: Exception) -> JSONResponse:
     _log.error("the HTTP endpoint failed on a request: %s: %s", type(exc).__name__, exc)
     return JSONResponse({"error": "the HTTP endpoint failed on this request"}, status_code=500)
+
+
+class _Guard:
+    """Answers with ``refused`` a request of which ``reason`` returns a text; "" admits the request.
+
+    reason: called with the method, the path and the headers.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, reason: Callable[[str, str, _Headers], str], refused: Callable[[Refusal], ASGIApp]
+    ) -> None:
+        self._app, self._reason, self._refused = app, reason, refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http":
+            reason = self._reason(scope["method"], scope["path"], dict(scope["headers"]))
+            app = self._refused(Refusal(403, reason)) if reason else app
+        await app(scope, receive, send)
+
+
+def _only_gateway(secret: str) -> Callable[[str, str, _Headers], str]:
+    """Return the ``reason`` of a `_Guard` that admits requests with the secret, and requests for readiness."""
+    expected = secret.encode()
+
+    def reason(method: str, path: str, headers: _Headers) -> str:
+        if path == READY_PATH or hmac.compare_digest(headers.get(FRONT_HEADER.encode(), b""), expected):
+            return ""
+        return "this port answers only the gateway"
+
+    return reason
+
+
+def _only_this_machine(method: str, path: str, headers: _Headers) -> str:
+    """Return why a request does not come from a program or the page of this machine; "" if it does.
+
+    Every page of the web that a browser of this machine shows can send requests to loopback. With DNS rebinding, a
+    page's own name leads to loopback, so the header Host must name loopback. Other requests of pages that do more than
+    read state their origin, or at least whether it is this server.
+    """
+    host = headers.get(b"host", b"").decode("latin-1")
+    if not is_loopback(_name(host)):
+        return f"expected a Host header that names this machine, such as localhost, got {host[:80]!r}"
+    if method in ("GET", "HEAD"):
+        return ""
+    origin = headers.get(b"origin", b"").decode("latin-1")
+    site = headers.get(b"sec-fetch-site", b"none")
+    if origin not in ("", f"http://{host}") or site not in (b"same-origin", b"none"):
+        return "this server refuses requests of pages of another origin"
+    return ""
+
+
+def _name(host: str) -> str:
+    """Return a Host header without its port."""
+    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
 
 
 def main() -> None:
@@ -207,7 +259,7 @@ def main() -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=_MOST_CONNECTIONS,
+        limit_concurrency=_MAX_CONNECTIONS,
         timeout_keep_alive=75,  # longer than the gateway keeps idle connections
         timeout_graceful_shutdown=_EXIT_TIMEOUT_S,
     )

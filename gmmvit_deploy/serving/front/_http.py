@@ -17,8 +17,6 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["HEAD_BYTES", "HEAD_TIMEOUT_S", "LimitedHttp"]
-
 HEAD_BYTES = 32 * 2**10
 HEAD_TIMEOUT_S = 30.0
 
@@ -71,7 +69,7 @@ class LimitedHttp(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
                 self.send_400_response(f"The head of the request is larger than {HEAD_BYTES} bytes.")
-        # uvicorn has stopped its timer of idle connections: the bytes can be the begin of a head, or the rest of a body
+        # uvicorn has stopped its timer of idle connections: the bytes can be the start of a head, or the rest of a body
         # whose request was refused before.
         if self._timer is None and self.cycle and self.cycle.response_complete:
             self._start_timer()

@@ -7,7 +7,6 @@ import re
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -22,9 +21,7 @@ from gmmvit_deploy.serving.front.options import FrontOptions
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Model", "Triton"]
-
-_READY_S = 2.0
+_READY_S, _ANSWER_S = 2.0, 60.0
 _CHANNEL = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -75,9 +72,7 @@ class Triton:
         self._watching = asyncio.create_task(self._forget_model_of_a_lost_server())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._watching.cancel()
         await self._channel.close()
 
@@ -127,7 +122,7 @@ class Triton:
 
     async def _answered(self, method: Callable[..., Awaitable[Any]], request: Any) -> Any:
         try:
-            return await method(request, timeout=self._options.answer_timeout_s)
+            return await method(request, timeout=_ANSWER_S)
         except grpc.aio.AioRpcError as exc:
             if exc.code() == grpc.StatusCode.UNAVAILABLE:
                 self._model = None  # the next server may serve another bundle

@@ -17,8 +17,6 @@ from starlette.requests import ClientDisconnect, Request
 
 from gmmvit_deploy.serving.front.options import RETRY_AFTER_S
 
-__all__ = ["Refusal", "UploadBudget", "body_length", "boundary_of", "images_from_body", "overloaded", "receive_body"]
-
 MULTIPART = "multipart/form-data"
 _IMAGES = ("application/octet-stream", "application/x-www-form-urlencoded")
 """Types of a body that is an image, besides image/*. curl names the second type for --data-binary."""
@@ -124,14 +122,14 @@ async def receive_body(request: Request, length: int, timeout_s: float) -> bytes
     return body
 
 
-def images_from_body(body: bytes, boundary: bytes, most_images: int) -> list[bytes]:
+def images_from_body(body: bytes, boundary: bytes, max_images: int) -> list[bytes]:
     """Return the encoded images of a body.
 
     boundary: the boundary of multipart/form-data; empty if the body is an image.
-    Errors: Refusal, 400, when the body has no image, more than ``most_images`` images, a part without a file name, or
+    Errors: Refusal, 400, when the body has no image, more than ``max_images`` images, a part without a file name, or
     is no complete multipart/form-data.
     """
-    images = _parts(body, boundary, most_images) if boundary else [body]
+    images = _parts(body, boundary, max_images) if boundary else [body]
     if not images:
         raise Refusal(400, "the request has no image: expected a file in a part of multipart/form-data")
     for position, image in enumerate(images):
@@ -140,8 +138,8 @@ def images_from_body(body: bytes, boundary: bytes, most_images: int) -> list[byt
     return images
 
 
-def _parts(body: bytes, boundary: bytes, most_images: int) -> list[bytes]:
-    parts = _Parts(most_images)
+def _parts(body: bytes, boundary: bytes, max_images: int) -> list[bytes]:
+    parts = _Parts(max_images)
     try:
         parser = MultipartParser(boundary, parts.callbacks(), max_header_count=8, max_header_size=4096)
         parser.write(body)
@@ -156,10 +154,10 @@ def _parts(body: bytes, boundary: bytes, most_images: int) -> list[bytes]:
 class _Parts:
     """Collects the files of multipart/form-data."""
 
-    def __init__(self, most_images: int) -> None:
+    def __init__(self, max_images: int) -> None:
         self.images: list[bytes] = []
         self.complete = False
-        self._most = most_images
+        self._max_images = max_images
         self._header, self._value = b"", b""
         self._disposition = b""
         self._pieces: list[bytes] = []
@@ -177,8 +175,8 @@ class _Parts:
         }
 
     def _begin(self) -> None:
-        if len(self.images) == self._most:
-            raise Refusal(400, f"the request has more than {self._most} images, the maximum in a request")
+        if len(self.images) == self._max_images:
+            raise Refusal(400, f"the request has more than {self._max_images} images, the maximum in a request")
         self._disposition, self._pieces = b"", []
 
     def _data(self, data: bytes, start: int, end: int) -> None:

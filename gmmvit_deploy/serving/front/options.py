@@ -9,20 +9,6 @@ from dataclasses import dataclass
 
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 
-__all__ = [
-    "BUNDLE_HEADER",
-    "CLASSIFY_PATH",
-    "CLASSIFY_PATHS",
-    "DEFAULT_BODY_BYTES",
-    "DEFAULT_BUFFERED_BYTES",
-    "DEFAULT_CLASSIFY_PORT",
-    "FRONT_HEADER",
-    "READY_PATH",
-    "RETRY_AFTER_S",
-    "RUNNER_HEADER",
-    "FrontOptions",
-]
-
 FRONT_HEADER = "x-gmmvit-front"
 """The header with the secret that the gateway adds to each request; the front refuses requests without the secret."""
 BUNDLE_HEADER = "x-gmmvit-bundle"
@@ -50,7 +36,6 @@ class FrontOptions:
     max_buffered_bytes: the maximum size of all bodies in memory; a further request gets status 503.
     max_requests: the maximum number of requests in progress; a further request gets status 503.
     body_timeout_s: the maximum time to receive a body, in seconds; after this time, the request gets status 408.
-    answer_timeout_s: the maximum time for Triton's answer, in seconds; after this time, the request gets status 504.
     """
 
     triton_url: str
@@ -59,4 +44,3 @@ class FrontOptions:
     max_buffered_bytes: int = DEFAULT_BUFFERED_BYTES
     max_requests: int = 512
     body_timeout_s: float = 30.0
-    answer_timeout_s: float = 60.0

@@ -13,19 +13,16 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 
 import gmmvit_deploy
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.serving._local_http import answers
 from gmmvit_deploy.serving._metric_text import metric_text
-from gmmvit_deploy.serving._restarts import Restarts
 from gmmvit_deploy.serving.front.options import CLASSIFY_PATH, READY_PATH, FrontOptions
 from gmmvit_deploy.serving.gateway.options import Front
 from gmmvit_deploy.serving.ports import listening_socket
-
-__all__ = ["FrontProcess"]
+from gmmvit_deploy.serving.processes import Restarts
 
 _HOST = "127.0.0.1"
 _LAUNCHER = Path(gmmvit_deploy.__path__[0]) / "files" / "_launch.py"
@@ -33,7 +30,6 @@ _PACKAGES = ("starlette", "uvicorn", "uvloop", "httptools", "tritonclient", "pyt
 _EXIT_TIMEOUT_S = 20  # longer than the front waits for the requests that it received
 _EXIT_BEHIND_GATEWAY_S = 5  # the gateway has stopped before, so nobody waits for an answer
 _POLL_S = 0.05
-_BACKLOG = 128
 
 
 class FrontProcess:
@@ -62,7 +58,7 @@ class FrontProcess:
         for package in _PACKAGES:
             require(package, package=package.replace("_", "-"), extra="serve")
         self.options, self._secret, self._note = options, secret, on_log_line
-        self._listener = listener or listening_socket(_HOST, 0, "HTTP endpoint", backlog=_BACKLOG)
+        self._listener = listener or listening_socket(_HOST, 0, "HTTP endpoint")
         self._host, self.port = self._listener.getsockname()[:2]
         self._restarts = Restarts("the HTTP endpoint")
         self._start()
@@ -124,7 +120,7 @@ class FrontProcess:
 
     def ready(self) -> bool:
         """Return whether the front answers and its Triton server is ready."""
-        return answers(f"{self.url}{READY_PATH}", timeout_s=5)
+        return answers(f"{self.url}{READY_PATH}")
 
     def wait_ready(self, timeout_s: float = 30.0, *, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Wait until the front is ready, or until ``cancelled`` returns True.
@@ -157,9 +153,7 @@ class FrontProcess:
     def __enter__(self) -> FrontProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

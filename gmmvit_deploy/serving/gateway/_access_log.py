@@ -17,8 +17,6 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import OutputError
 
-__all__ = ["AccessLog"]
-
 _PIPE_BYTES = 1 << 20  # the maximum for users without privileges; about 2,500 lines
 _READ_BYTES = 1 << 16
 _PAUSE_S = 0.02

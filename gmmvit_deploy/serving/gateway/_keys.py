@@ -17,8 +17,6 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["SHORTEST_KEY", "map_text", "read_keys", "readable_by_others"]
-
 SHORTEST_KEY = 16
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KEY = re.compile(rf"[A-Za-z0-9._~+/-]{{{SHORTEST_KEY},512}}=*")  # RFC 6750: the characters of a bearer token

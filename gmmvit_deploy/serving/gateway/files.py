@@ -1,4 +1,6 @@
-"""Write the folder from which HAProxy runs: configuration, hashes of the keys, Lua program, certificate.
+"""Write the folder from which HAProxy runs, that of ``gmmvit serve`` or the user's own.
+
+It has the configuration, the hashes of the keys, the Lua program and the certificate.
 
 The configuration is the template ``haproxy.cfg.jinja``, whose comments say how the gateway works.
 """
@@ -7,22 +9,23 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.serving.gateway._keys import map_text
+from gmmvit_deploy.files.writing import new_folder
+from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER, RUNNER_HEADER
+from gmmvit_deploy.serving.gateway._keys import map_text, read_keys
+from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.gateway.options import (
-    BUNDLE_HEADER,
     CLIENT_HEADER,
     DEFAULT_IN_FLIGHT,
     DEFAULT_QUEUE_TIMEOUT_MS,
-    FRONT_HEADER,
-    RUNNER_HEADER,
     UNUSED_ADDRESS,
     Front,
     GatewayOptions,
@@ -30,14 +33,13 @@ from gmmvit_deploy.serving.gateway.options import (
     HealthCheck,
     Upstream,
 )
-from gmmvit_deploy.serving.served_models import ServedModels, read_tuning
-
-__all__ = ["ALERTS", "CONFIG_FILE", "config_text", "gateway_options", "options_for", "tls_pem", "write_files"]
+from gmmvit_deploy.serving.served_models import ServedModels, read_models, read_tuning
 
 CONFIG_FILE = "haproxy.cfg"
 _HERE = Path(__file__).parent
 ALERTS = _HERE / "alerts.yml"
 """Alert rules for Prometheus over the metrics of ``gmmvit serve``."""
+_SERVICES = ("HTTP", "gRPC", "metrics")
 _KIB = 1024
 _HEADER_BYTES = 16 * _KIB
 """The part of a buffer that holds the headers of a request."""
@@ -79,7 +81,7 @@ def options_for(options: GatewayOptions, served: Sequence[ServedModels]) -> Gate
     """Return the options for servers with these models, at least one, of which clients may use all."""
     checks = {models.health for models in served}
     differ = "servers with different inputs run side by side; their supervisors probe both"
-    either = HealthCheck(path="/v2/health/ready", infers=False, why_not=differ)
+    either = HealthCheck(path="/v2/health/ready", why_not=differ)
     return replace(
         options,
         models=tuple(sorted({name for models in served for name in models.names})),
@@ -182,3 +184,64 @@ def write_files(folder: Path, options: GatewayOptions, keys: Mapping[str, str], 
         with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(text)
     return folder / CONFIG_FILE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnGateway:
+    """config: the configuration file.  checked_with: the version of the HAProxy that checked the file, or "".
+    notes: sentences for the user.
+    """
+
+    config: Path
+    checked_with: str
+    notes: tuple[str, ...]
+
+
+def gateway_folder(
+    path: Path,
+    out: Path,
+    settings: GatewaySettings,
+    *,
+    ports: tuple[int, int, int],
+    triton: str = "127.0.0.1",
+    triton_ports: tuple[int, int, int] = (8000, 8001, 8002),
+    name: str = "gmmvit",
+    force: bool = False,
+) -> OwnGateway:
+    """Write ``haproxy.cfg`` and its files to ``out``: hashes of the keys, the Lua program, certificate and private key.
+
+    ``alerts.yml`` beside them has alert rules for Prometheus.
+
+    path: a bundle or a repository.  name: the name of the model, for a bundle.
+    ports, triton_ports: for HTTP, gRPC and metrics.
+    Errors: InputError for an invalid key file or certificate. RepositoryError when ``path`` has no models. OutputError
+    when ``out`` exists and ``force`` is False. ServerError when the installed HAProxy refuses the configuration.
+    """
+    keys, pem = read_keys(settings.keys), tls_pem(settings)
+    models = read_models(path, name=name)
+    http, grpc, metrics = (f"{triton}:{port}" for port in triton_ports)
+    options = gateway_options(
+        settings,
+        models,
+        path,
+        binds={service: f"{settings.listen}:{port}" for service, port in zip(_SERVICES, ports, strict=True)},
+        upstreams=(
+            Upstream(name="triton", http=http, grpc=grpc, metrics=metrics, bundle=models.bundle, runner=models.runner),
+        ),
+    )
+    notes = []
+    with new_folder(out, force=force) as folder:
+        config = write_files(folder, options, keys, pem)
+        shutil.copy(ALERTS, folder)
+        try:
+            program = find_haproxy()
+        except ServerError as exc:
+            checked_with = ""
+            notes.append(f"the configuration was not checked: {exc}; {exc.hint}")
+        else:
+            check_config(program, config)
+            checked_with = haproxy_version(program)
+    if models.health.why_not:
+        notes.append(f"the readiness of the gateway does not run the network: {models.health.why_not}")
+    notes.append("keys.map holds the hashes of the keys; repeat this command after a change of the key file")
+    return OwnGateway(config=out / CONFIG_FILE, checked_with=checked_with, notes=tuple(notes))

@@ -18,15 +18,13 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import ServerError
 
-__all__ = ["INSTALL_HAPROXY", "HAProxy", "check_config", "find_haproxy", "haproxy_version"]
-
 INSTALL_HAPROXY = "apt-get install haproxy"
 _LAUNCHER = Path(__file__).parents[2] / "files" / "_launch.py"
 _OLDEST = (2, 6)
 _MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """With it, glibc returns the buffers of a burst of unfinished requests; else each burst kept up to 110 MB more."""
 _LINES_KEPT = 100
-_END_S = 1.0
+_START_S, _END_S = 20.0, 1.0
 _POLL_S = 0.05
 
 
@@ -119,7 +117,7 @@ class HAProxy:
             return ""
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
-    def start(self, timeout_s: float = 20.0) -> None:
+    def start(self) -> None:
         """Start HAProxy, and wait until it answers.
 
         Errors: ServerError when the configuration is refused or HAProxy does not start.
@@ -139,7 +137,7 @@ class HAProxy:
         )
         self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
         self._reader.start()
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + _START_S
         while not self.ended and time.monotonic() < deadline:
             with suppress(ServerError):  # until its socket is there, which a HAProxy before it may still have
                 if f"Pid: {self.pid}" in self.command("show info").splitlines():
@@ -152,10 +150,7 @@ class HAProxy:
             self.add_line(line.rstrip("\n"))
 
     def add_line(self, line: str) -> None:
-        """Keep a message of HAProxy, and pass it on.
-
-        Messages about each start and each end are left out.
-        """
+        """Keep a message of HAProxy, and pass it on.  Messages about each start and each end are left out."""
         if line.startswith("[NOTICE]") or "stopped (cumulated" in line or not line:
             return
         self._lines.append(line)

@@ -12,34 +12,18 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
-from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, DEFAULT_BODY_BYTES, FRONT_HEADER, RUNNER_HEADER
-
-__all__ = [
-    "BUNDLE_HEADER",
-    "CLIENT_HEADER",
-    "FRONT_HEADER",
-    "PLACES",
-    "RUNNER_HEADER",
-    "UNUSED_ADDRESS",
-    "Front",
-    "GatewayOptions",
-    "GatewaySettings",
-    "HealthCheck",
-    "Upstream",
-    "is_loopback",
-    "require_insecure",
-]
+from gmmvit_deploy.serving.front.options import DEFAULT_BODY_BYTES
 
 CLIENT_HEADER = "x-gmmvit-client"
 """Header that the gateway adds to requests: the name of the client in the key file."""
 
-PLACES = ("blue", "green")
+BLUE, GREEN = "blue", "green"
 """The names of the two servers of a service with rollouts."""
 UNUSED_ADDRESS = "127.0.0.1:1"
-"""The address of a free place; nothing is sent to it."""
-MOST_BODY_BYTES = 999_999_999
+"""The address of a server that is not there; nothing is sent to it."""
+MAX_BODY_BYTES = 999_999_999
 """HAProxy compares lengths as signed numbers of 32 bits, so the gateway refuses a length of more than 9 digits."""
-MOST_JSON_BYTES = 4 * 2**20
+MAX_JSON_BYTES = 4 * 2**20
 """Triton reads nested JSON by recursion, about 100 bytes of its stack for each byte; its stack has 1 GiB."""
 DEFAULT_IN_FLIGHT = 16
 DEFAULT_QUEUE_LIMIT = 256
@@ -91,12 +75,12 @@ class GatewaySettings:
     access_log: Path | None = None
 
     def __post_init__(self) -> None:
-        least = {"max_body_bytes": 1024, "json_bytes": 0, "in_flight": 1, "queue_limit": 0, "queue_timeout_ms": 1}
-        for name, minimum in least.items():
+        minima = {"max_body_bytes": 1024, "json_bytes": 0, "in_flight": 1, "queue_limit": 0, "queue_timeout_ms": 1}
+        for name, minimum in minima.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise InputError(f"{name}: expected at least {minimum}, got {value}")
-        for name, maximum in {"max_body_bytes": MOST_BODY_BYTES, "json_bytes": MOST_JSON_BYTES}.items():
+        for name, maximum in {"max_body_bytes": MAX_BODY_BYTES, "json_bytes": MAX_JSON_BYTES}.items():
             if getattr(self, name) > maximum:
                 raise InputError(f"{name}: expected at most {maximum}, got {getattr(self, name)}")
         if self.tls_key is not None and self.tls_cert is None:
@@ -135,13 +119,12 @@ class HealthCheck:
     """The request with which HAProxy checks a server.
 
     path: of the request.  body: of a POST; "" means a GET.  headers: of a POST.
-    infers: True if the request runs the network.  why_not: the reason why not; empty if ``infers``.
+    why_not: why the request does not run the network; "" if it does.
     """
 
     path: str
     body: str = ""
     headers: tuple[tuple[str, str], ...] = ()
-    infers: bool = True
     why_not: str = ""
 
 

@@ -2,19 +2,19 @@
 --
 -- HAProxy 2.6 ends an HTTP/2 stream with RST_STREAM(CANCEL) if it answers before the end of the body: gRPC clients
 -- then report CANCELLED, and never see the status. A client of HTTP/1 that still sends may see a closed connection.
--- This service reads and drops the body, and answers afterwards. A body that is larger, or arrives slower, than MOST and
--- LONGEST_S permit is left unread.
+-- This service reads and drops the body, and answers afterwards. A body that is larger than MAX_BYTES, or takes longer
+-- than MAX_S, is left unread.
 --
 -- txn.refused: "STATUS MESSAGE"; STATUS is a status of HTTP or, if txn.protocol is "grpc", of gRPC.
 
-local MOST = { known = 64 * 1024 * 1024, unknown = 1024 * 1024 } -- bytes of a client with a key, and of a stranger
-local LONGEST_S = { known = 30, unknown = 5 }
+local MAX_BYTES = { known = 64 * 1024 * 1024, unknown = 1024 * 1024 } -- bytes of a client with a key, and of a stranger
+local MAX_S = { known = 30, unknown = 5 }
 local PIECE = 65536
 
 local function drop_body(applet)
   local client = applet:get_var("txn.client") and "known" or "unknown"
   local dropped, started = 0, core.now().sec
-  while dropped < MOST[client] and core.now().sec - started <= LONGEST_S[client] do
+  while dropped < MAX_BYTES[client] and core.now().sec - started <= MAX_S[client] do
     local piece = applet:receive(PIECE)
     if piece == nil or #piece == 0 then return end
     dropped = dropped + #piece

@@ -1,1 +1,1 @@
-"""A new bundle into a running service.  The face: `control` (orders and their events), `serving` (the service)."""
+"""A new bundle into a running service.  The face: `control` (orders and their events), `run` (the service)."""

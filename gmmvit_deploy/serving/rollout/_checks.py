@@ -19,8 +19,6 @@ from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_f
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.tolerances import limit_from_stored
 
-__all__ = ["contract_changes", "require_golden_answers", "require_same_contract", "require_same_labels"]
-
 _SHOWN = 5
 """The number of images with different labels that an error lists."""
 
@@ -117,12 +115,12 @@ def require_golden_answers(bundle: Bundle, grpc_url: str, go_on: Callable[[], No
 
 
 def require_same_labels(
-    files: Sequence[Path], old_url: str, new_url: str, least: float, go_on: Callable[[], None]
+    files: Sequence[Path], old_url: str, new_url: str, min_share: float, go_on: Callable[[], None]
 ) -> str:
     """Classify each file, at least one, with both servers.
 
     Returns a sentence with the number of images with the same label.
-    least: the smallest share of images with the same label from both servers.
+    min_share: the smallest share of images with the same label from both servers.
     go_on: called after each batch; an error of it ends the comparison.
     Errors:
         InputError: an image cannot be classified.
@@ -139,14 +137,14 @@ def require_same_labels(
     pairs = zip(files, *answered, strict=True)
     differing = [f"{file}: {before} → {after}" for file, before, after in pairs if before != after]
     same = len(files) - len(differing)
-    if same / len(files) < least:
+    if same / len(files) < min_share:
         shown = "".join(f"\n  {line}" for line in differing[:_SHOWN])
         if more := len(differing[_SHOWN:]):
             shown += f"\n  and {more} more"
         raise ServerError(
             f"the new server gives the same label as the old server to {same} of {len(files)} "
-            f"images ({same / len(files):.1%}), expected at least {least:.1%} (FILE: label of the old server → label "
-            f"of the new server):{shown}",
+            f"images ({same / len(files):.1%}), expected at least {min_share:.1%} (FILE: label of the old server → "
+            f"label of the new server):{shown}",
             hint="look at the images with other labels; if the new labels are right, repeat with a smaller --agreement",
         )
     return f"images: both servers give the same label to {same} of {len(files)}"

@@ -22,8 +22,6 @@ from gmmvit_deploy.bundle.choices import CHOICES_FILE
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.files.writing import new_file, new_folder
 
-__all__ = ["Promoted", "State", "socket_address"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promoted:

@@ -22,12 +22,10 @@ from typing import Any
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
 from gmmvit_deploy.serving.rollout._state import State, socket_address
 
-__all__ = ["ControlServer", "Send", "send_order"]
-
 Send = Callable[[Mapping[str, Any]], None]
 """Sends an event to the client; a client that is gone is ignored."""
-_LONGEST_ORDER = 1 << 24  # paths of more than 100,000 images
-_PATIENCE_S = 5.0
+_MAX_ORDER_BYTES = 1 << 24  # paths of more than 100,000 images
+_TIMEOUT_S = 5.0
 
 
 def send_order(folder: Path, order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -87,7 +85,7 @@ class ControlServer:
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept(), which close() alone does not
             self._socket.close()
         if self._accepting is not None:
-            self._accepting.join(timeout=_PATIENCE_S)
+            self._accepting.join(timeout=_TIMEOUT_S)
         self._state.socket_path.unlink(missing_ok=True)
 
     def _accept(self, listening: socket.socket) -> None:
@@ -104,7 +102,7 @@ class ControlServer:
                 connection.sendall(json.dumps(dict(event)).encode() + b"\n")
 
         with connection:
-            connection.settimeout(_PATIENCE_S)
+            connection.settimeout(_TIMEOUT_S)
             try:
                 order = _order_from(connection)
                 handler = self._handlers.get(str(order.get("order")))
@@ -132,18 +130,10 @@ def _no_service(state: State, reason: OSError) -> GmmvitError:
 
 
 def _order_from(connection: socket.socket) -> dict[str, Any]:
-    received = b""
-    while not received.endswith(b"\n"):
-        try:
-            piece = connection.recv(1 << 16)
-        except TimeoutError:
-            piece = b""
-        if not piece or len(received) > _LONGEST_ORDER:
-            raise ServerError("expected an order: a line of JSON")
-        received += piece
     try:
-        order = json.loads(received)
-    except ValueError as exc:
+        with connection.makefile("rb") as lines:
+            order = json.loads(lines.readline(_MAX_ORDER_BYTES))
+    except (OSError, ValueError) as exc:  # OSError: no line within the timeout
         raise ServerError(f"expected an order: a line of JSON: {exc}") from exc
     if not isinstance(order, dict):
         raise ServerError("expected an order: a JSON object")

@@ -20,12 +20,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from gmmvit_deploy.serving.gateway.options import BUNDLE_HEADER
+from gmmvit_deploy.serving.front.options import BUNDLE_HEADER
 from tests.serving.gateways import Stub, binary_request, grpc_request, logits_of, request
 from tests.serving.stand_in import NETWORK
 from tests.waiting import wait_until
-
-__all__ = ["KINDS", "CheckedLoad"]
 
 KINDS = ("grpc", "http-kept", "http-new")
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import signal
 import subprocess
-import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from gmmvit_deploy.serving.rollout.control import send_order
-from tests.serving.commands import ready
+import numpy as np
+from PIL import Image
 
-__all__ = ["ORDER", "StateService"]
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.serving.rollout._state import State
+from gmmvit_deploy.serving.rollout.control import send_order
+from tests.serving.commands import Serve, kinds_of, ready
+from tests.serving.gateways import KEY, Answer, request
+from tests.serving.rollout.checked_load import CheckedLoad
 
 ORDER: dict[str, Any] = {
     "order": "rollout",
@@ -39,12 +46,9 @@ class StateService:
         Errors: SystemExit when the service does not start, with its log.
         """
         self.folder, self.state = folder, folder / "service"
-        command = [sys.executable, "-m", "gmmvit_cli.main", "serve", *arguments]
-        command += ["--gateway", "--state", str(self.state), "--keys", str(keys), "--json"]
-        command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-        command += ["--access-log", str(folder / "access.log")]
+        words = ["--gateway", "--state", self.state, "--keys", keys, "--access-log", folder / "access.log"]
         self._errors = (folder / "service.log").open("a")
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._errors, text=True)
+        self.process = Serve(None, *arguments, *words, stderr=self._errors).process
         try:
             self.where = ready(self.process)
         except SystemExit as error:
@@ -54,9 +58,7 @@ class StateService:
     def __enter__(self) -> StateService:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.stop()
@@ -80,3 +82,62 @@ class StateService:
             self.process.kill()
             self.process.wait()
         self._errors.close()
+
+
+def png(size: int = 32) -> bytes:
+    """Return an image, by default of the network's size."""
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((size, size, 3), dtype=np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+@contextlib.contextmanager
+def classifying(service: StateService, clients: int = 4) -> Iterator[list[Answer]]:
+    """Send images to ``POST /classify`` from several clients at a time; yield the list that receives the answers."""
+    answers: list[Answer] = []
+    ended = threading.Event()
+
+    def send() -> None:
+        while not ended.is_set():
+            answers.append(request(service.where["http"], "/classify", png()))
+
+    with ThreadPoolExecutor(clients) as pool:
+        sent = [pool.submit(send) for _ in range(clients)]
+        try:
+            yield answers
+        finally:
+            ended.set()
+    for future in sent:
+        future.result()
+
+
+def load(service: StateService, bundles: dict[str, Bundle], rate: float = 60.0) -> CheckedLoad:
+    pixels = bundles["gmm"].golden()[0]
+    assert np.array_equal(pixels, bundles["elm"].golden()[0])
+    expected = {each.sha256: each.golden()[1] for each in bundles.values()}
+    return CheckedLoad(
+        grpc_url=service.where["grpc"],
+        http_url=service.where["http"],
+        key=KEY,
+        pixels=pixels,
+        expected=expected,
+        rate=rate,
+        clients=1,
+    )
+
+
+def promoted(service: StateService) -> str:
+    record = State(service.state).promoted()
+    assert record is not None
+    return record.bundle
+
+
+def other_bundle(service: StateService, bundles: dict[str, Bundle]) -> Bundle:
+    """Return a bundle that the service does not serve."""
+    served = promoted(service)
+    return next(bundles[name] for name in ("gmm", "elm") if bundles[name].sha256 != served)
+
+
+def processes(service: StateService, kind: str) -> set[int]:
+    """Return the PIDs of the programs of this name below the service."""
+    return {pid for pid, name in kinds_of(service.process.pid).items() if name == kind}

@@ -21,12 +21,12 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.serving.rollout.control import send_order
-from tests.serving.gateways import key_file, request, require_haproxy
-from tests.serving.rollout.services import load, other_bundle, png, processes, promoted
-from tests.serving.rollout.state_service import ORDER, StateService
+from tests.haproxy import needs_haproxy
+from tests.serving.gateways import key_file, request
+from tests.serving.rollout.state_service import ORDER, StateService, load, other_bundle, png, processes, promoted
 from tests.waiting import best_of, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.nightly]
+pytestmark = [needs_haproxy, pytest.mark.integration, pytest.mark.nightly]
 
 IMAGES = 600
 
@@ -49,7 +49,6 @@ AT = {
 @pytest.fixture(scope="module")
 def services(tmp_path_factory: pytest.TempPathFactory, bundles: dict[str, Bundle]) -> Iterator[list[StateService]]:
     """The running service, as the single entry of a list: a test that kills it puts in the next."""
-    require_haproxy()
     folder = tmp_path_factory.mktemp("kills")
     running = [StateService(folder, key_file(folder), str(bundles["gmm"].path))]
     yield running

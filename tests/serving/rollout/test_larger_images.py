@@ -17,13 +17,14 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.serving.rollout._state import State
 from tests.conftest import once
+from tests.haproxy import needs_haproxy
 from tests.random_bundles import bundle_of, random_vit
-from tests.serving.gateways import KEY, key_file, require_haproxy
+from tests.serving.gateways import KEY, key_file
 from tests.serving.rollout.checked_load import CheckedLoad
 from tests.serving.rollout.state_service import StateService
 from tests.waiting import best_of
 
-pytestmark = pytest.mark.nightly
+pytestmark = [needs_haproxy, pytest.mark.nightly]
 
 WAIT = ("--in-flight", "1", "--queue-timeout", "10000")
 """With a single request at a time, the other clients' requests wait, if they fit into a buffer."""
@@ -47,7 +48,6 @@ def load(service: StateService, bundle: Bundle, rate: float) -> CheckedLoad:
 
 @pytest.mark.integration
 def test_larger_images_wait_after_their_bundle_was_promoted(bundle: Bundle, larger: Bundle, tmp_path: Path) -> None:
-    require_haproxy()
     assert open_bundle(larger.path).manifest.image.tensor_shape == (3, 256, 256)
     photo = tmp_path / "photo.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(photo)
@@ -86,7 +86,6 @@ def stopped_s(service: StateService) -> float:
 @pytest.mark.alone
 @pytest.mark.integration
 def test_an_idle_connection_does_not_hold_up_the_exit(bundle: Bundle, tmp_path: Path) -> None:
-    require_haproxy()
 
     def measured_s() -> float:
         folder = Path(tempfile.mkdtemp(dir=tmp_path))

@@ -9,19 +9,16 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.serving.rollout._service import Rollouts
+from gmmvit_deploy.serving.rollout._rollout import RolloutOptions
 from gmmvit_deploy.serving.rollout._state import State
-from gmmvit_deploy.serving.rollout._steps import RolloutOptions
-from gmmvit_deploy.serving.rollout.control import ControlServer, Send, send_order
+from gmmvit_deploy.serving.rollout.control import ControlServer, Send
 from tests.cli.terminal import gmmvit_here
-from tests.serving.rollout.state_service import ORDER
 
 pytestmark = pytest.mark.nightly
 
@@ -53,20 +50,6 @@ def test_the_folder_of_a_service_is_taken(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
     with State(tmp_path).locked():
         pass
-
-
-def test_a_refused_order_is_no_failed_rollout(tmp_path: Path) -> None:
-    lines: list[str] = []
-    replicas: Any = SimpleNamespace(served=SimpleNamespace(sha256="ab" * 32))
-    with Rollouts(replicas, State(tmp_path), on_log_line=lines.append) as rollouts:
-        (answer,) = send_order(tmp_path, {**ORDER, "bundle": str(tmp_path / "nowhere")})
-        assert "nowhere" in answer["error"]
-        text = rollouts.metrics_text()
-        assert 'gmmvit_rollouts_total{result="refused"} 1' in text
-        assert 'gmmvit_rollouts_total{result="failed"} 0' in text
-        assert lines[0].startswith("rollout: refused: ")
-        (answer,) = send_order(tmp_path, {"order": "abort"})
-        assert f"gmmvit rollout --status --to {tmp_path}" in answer["hint"]
 
 
 @pytest.mark.integration

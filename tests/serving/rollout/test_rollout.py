@@ -18,21 +18,20 @@ from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE, MANIFEST_FILE, Bundle
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
-from gmmvit_deploy.serving.rollout._service import first_bundle
+from gmmvit_deploy.serving.rollout._orders import first_bundle
 from gmmvit_deploy.serving.rollout._state import State
 from gmmvit_deploy.serving.rollout.control import send_order
 from tests.documented import ROOT
-from tests.serving.gateways import key_file, request, require_haproxy
-from tests.serving.rollout.services import classifying, load, other_bundle, png, processes, promoted
-from tests.serving.rollout.state_service import StateService
+from tests.haproxy import needs_haproxy
+from tests.serving.gateways import key_file, request
+from tests.serving.rollout.state_service import StateService, classifying, load, other_bundle, png, processes, promoted
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [needs_haproxy, pytest.mark.integration]
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, bundles: dict[str, Bundle]) -> Iterator[StateService]:
-    require_haproxy()
     folder = tmp_path_factory.mktemp("rollout")
     running = StateService(folder, key_file(folder), str(bundles["gmm"].path))
     yield running
@@ -137,7 +136,9 @@ def test_an_abort_under_load_goes_back_and_refuses_no_image(
     assert [(answer.status, answer.body) for answer in answers if answer.status != 200] == []
     assert {answer.headers["x-gmmvit-bundle"] for answer in answers} == {before}
     assert promoted(service) == before
-    assert "no rollout is running" in next(iter(send_order(service.state, {"order": "abort"})))["error"]
+    (refused,) = send_order(service.state, {"order": "abort"})
+    assert "no rollout is running" in refused["error"]
+    assert f"gmmvit rollout --status --to {service.state}" in refused["hint"]
     assert {line["model"] for line in access_log(service) if line["path"] == "/classify"} == {"gmmvit"}
 
 
@@ -163,7 +164,7 @@ def test_the_metrics_count_rollouts(service: StateService, bundles: dict[str, Bu
     assert "error" in service.order(bundle=str(bundles["labels"].path))  # a contract change
     after = rollout_metrics(service)
     assert after["gmmvit_rollout_running"] == 0
-    refused = 'gmmvit_rollouts_total{result="refused"}'
+    refused = 'gmmvit_rollouts_total{result="refused"}'  # it failed before its first step
     assert after == {**before, refused: before[refused] + 1}
 
 

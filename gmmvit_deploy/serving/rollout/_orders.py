@@ -1,4 +1,4 @@
-"""A service with a state folder: it serves the bundle that was promoted last, and takes orders for rollouts.
+"""The orders to a service with a state folder, which serves the bundle that was promoted last.
 
 gmmvit serve BUNDLE --gateway --state DIR    starts the service
 gmmvit rollout NEW --to DIR                  gives it an order
@@ -16,14 +16,12 @@ from typing import Any
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
 from gmmvit_deploy.serving._metric_text import metric_text
-from gmmvit_deploy.serving.rollout._replicas import Replicas
+from gmmvit_deploy.serving.rollout._blue_green import BlueGreen
+from gmmvit_deploy.serving.rollout._rollout import RolloutOptions, roll_out
 from gmmvit_deploy.serving.rollout._state import State
-from gmmvit_deploy.serving.rollout._steps import RolloutOptions, roll_out
 from gmmvit_deploy.serving.rollout.control import ControlServer, Send
 
-__all__ = ["Rollouts", "first_bundle"]
-
-_PATIENCE_S = 30.0
+_ABORT_S = 30.0
 """The maximum time in which a rollout that is aborted ends."""
 
 
@@ -52,15 +50,15 @@ def first_bundle(state: State, given: Bundle | None) -> Bundle:
     return copied
 
 
-class Rollouts:
+class Orders:
     """Takes the orders for a running service, and carries out one rollout at a time in a thread of its own.
 
     The thread lives as long as the process, because Linux ends a server with the thread that started it, and the
     service completes its requests after the end of this object.
     """
 
-    def __init__(self, replicas: Replicas, state: State, *, on_log_line: Callable[[str], None] | None = None) -> None:
-        self._replicas, self._state = replicas, state
+    def __init__(self, servers: BlueGreen, state: State, *, on_log_line: Callable[[str], None] | None = None) -> None:
+        self._servers, self._state = servers, state
         self._log = on_log_line or (lambda line: None)
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._busy = threading.Lock()
@@ -70,7 +68,7 @@ class Rollouts:
         self._thread = threading.Thread(target=self._work, name="gmmvit-rollouts", daemon=True)
         self._closing = ExitStack()
 
-    def __enter__(self) -> Rollouts:
+    def __enter__(self) -> Orders:
         self._thread.start()
         handlers = {"rollout": self._rollout, "abort": self._abort, "status": self._status}
         self._closing.enter_context(ControlServer(self._state, handlers))
@@ -80,7 +78,7 @@ class Rollouts:
         self._closing.close()
         if (order := self._order) is not None:
             order.aborted.set()
-            order.ended.wait(_PATIENCE_S)
+            order.ended.wait(_ABORT_S)
 
     def metrics_text(self) -> str:
         """Return the state of the rollouts, in Prometheus's text format."""
@@ -93,12 +91,12 @@ class Rollouts:
     def _work(self) -> None:
         while True:
             order = self._orders.get()
-            order.carry_out(self._replicas, self._state, self._report(order))
+            order.carry_out(self._servers, self._state, self._report(order))
             self._step = ""
 
     def _report(self, order: _Order) -> Callable[[str], None]:
         def report(step: str) -> None:
-            self._step, order.begun = step, True
+            self._step, order.started = step, True
             self._log(f"rollout: {step}")
             order.send({"step": step})
 
@@ -118,7 +116,7 @@ class Rollouts:
         finally:
             self._order = None
             self._busy.release()
-        result = "promoted" if order.error is None else "failed" if order.begun else "refused"
+        result = "promoted" if order.error is None else "failed" if order.started else "refused"
         self._ended[result] += 1
         if order.error is not None:
             self._log(f"rollout: {result}: {order.error}")
@@ -134,7 +132,7 @@ class Rollouts:
             )
         order.aborted.set()
         order.ended.wait()
-        served = self._replicas.served
+        served = self._servers.served
         if order.error is None:
             raise ServerError(
                 f"too late: the rollout has promoted bundle {served.sha256[:12]}",
@@ -145,7 +143,7 @@ class Rollouts:
     def _status(self, data: dict[str, Any], send: Send) -> Mapping[str, Any]:
         before = self._before()
         status = {
-            "bundle": self._replicas.served.sha256,
+            "bundle": self._servers.served.sha256,
             "before": before.name if before else "",
             "before_path": str(before) if before else "",
             "step": self._step,
@@ -170,7 +168,7 @@ class _Order:
         """Errors: InputError when a value is missing or invalid."""
         self.send = send
         self.ended = threading.Event()
-        self.begun = False
+        self.started = False
         """False if the order was refused before its first step."""
         self.aborted = threading.Event()
         self.error: GmmvitError | None = None
@@ -188,9 +186,9 @@ class _Order:
                 hint="type gmmvit rollout with the same version of gmmvit as gmmvit serve",
             ) from exc
 
-    def carry_out(self, replicas: Replicas, state: State, report: Callable[[str], None]) -> None:
+    def carry_out(self, servers: BlueGreen, state: State, report: Callable[[str], None]) -> None:
         try:
-            bundle = roll_out(self._bundle, replicas, state, self._options, report=report, aborted=self.aborted.is_set)
+            bundle = roll_out(self._bundle, servers, state, self._options, report=report, aborted=self.aborted.is_set)
             self.served = bundle.sha256
         except GmmvitError as exc:
             self.error = exc

@@ -1,11 +1,4 @@
-"""The places for servers behind a running HAProxy: change which servers get requests, without a restart of HAProxy.
-
-Places.put(…)          a server takes a place, without requests
-Places.set_weights(…)  share the requests among the places
-Places.in_progress(…)  how many requests a place has
-Places.is_up(…)        whether a place can get requests of both protocols
-Places.free(…)         the place gets no connection any more
-"""
+"""The servers behind a running HAProxy: change which of them get requests, without a restart of HAProxy."""
 
 from __future__ import annotations
 
@@ -17,15 +10,13 @@ from dataclasses import replace
 
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy
-from gmmvit_deploy.serving.gateway.options import PLACES, UNUSED_ADDRESS, Front, Upstream
+from gmmvit_deploy.serving.gateway.options import BLUE, GREEN, UNUSED_ADDRESS, Front, Upstream
 from gmmvit_deploy.serving.server import TritonServer
-
-__all__ = ["Places", "first_upstreams"]
 
 _BACKENDS = ("triton_http", "triton_grpc")
 _FRONT = "front"
 """The backend of the services behind ``/classify``, one for each server."""
-_PATIENCE_S = 15.0
+_RETRY_S = 15.0
 """The maximum time in which a HAProxy that has ended is started again."""
 _POLL_S = 0.05
 
@@ -33,24 +24,21 @@ _POLL_S = 0.05
 def first_upstreams(server: TritonServer, *, front: Front | None = None, rollouts: bool) -> tuple[Upstream, ...]:
     """Return the servers with which the gateway starts.
 
-    front: the service behind ``/classify``, or None.  rollouts: True for two places, of which the second is free.
+    front: the service behind ``/classify``, or None.  rollouts: True for a second, unused server.
     """
     port = front.port if front is not None else 0
     if not rollouts:
         return (_upstream("triton", server, port),)
-    free = Upstream(
-        name=PLACES[1], http=UNUSED_ADDRESS, grpc=UNUSED_ADDRESS, metrics=UNUSED_ADDRESS, bundle="", weight=0
-    )
-    return _upstream(PLACES[0], server, port), free
+    unused = Upstream(name=GREEN, http=UNUSED_ADDRESS, grpc=UNUSED_ADDRESS, metrics=UNUSED_ADDRESS, bundle="", weight=0)
+    return _upstream(BLUE, server, port), unused
 
 
-class Places:
-    """The places of a running HAProxy.
+class Upstreams:
+    """The servers behind a running HAProxy, by name.
 
     Each method notes what a HAProxy that is started again must know, and then sends commands; while HAProxy does not
-    answer, it repeats them for 15 s.
+    answer, it repeats them for 15 s.  Errors of every method: ServerError when HAProxy refuses a command.
 
-    upstreams: the servers in the places, as a HAProxy that is started again must know them.
     with_fronts: True if HAProxy passes images to the fronts of the servers.
     """
 
@@ -62,54 +50,50 @@ class Places:
         self._upstreams = {upstream.name: upstream for upstream in upstreams}
 
     @property
-    def upstreams(self) -> tuple[Upstream, ...]:
+    def current(self) -> tuple[Upstream, ...]:
         return tuple(self._upstreams.values())
 
     def put(self, name: str, server: TritonServer, *, front_port: int = 0) -> None:
-        """Let a ready server take a place, without requests.
+        """Register a ready server, without requests.
 
         front_port: of the service behind ``/classify`` that asks this server; 0 without the service.
-        Errors: ServerError when HAProxy refuses a command.
         """
         self._upstreams[name] = replace(_upstream(name, server, front_port), weight=0)
-        self._answer(f"del map bundles.map {name}")  # a place that was never used has no entry
+        self._answer(f"del map bundles.map {name}")  # a name that was never used has no entry
         self._command(f"add map bundles.map {name} {server.models.bundle}")
         self._answer(f"del map runners.map {name}")
         self._command(f"add map runners.map {name} {server.models.runner}")
         ports = (server.http_port, server.grpc_port, front_port)
         for backend, port in zip(self._backends, ports, strict=False):
             if port == 0:
-                continue  # the place stays in maintenance: this server answers no images
+                continue  # it stays in maintenance: this server answers no images
             self._command(f"set server {backend}/{name} addr {server.options.host} port {port}", expected="")
             self._command(f"set weight {backend}/{name} 0")
             self._command(f"set server {backend}/{name} state ready")
         self._command(f"set server {_BACKENDS[0]}/{name} health up")
 
     def set_weights(self, weights: Mapping[str, int]) -> None:
-        """Share new requests among places in proportion to their weights, 0 to 256.
-
-        A place whose weight rises is set first, so that some place always gets requests.
-        Errors: ServerError when HAProxy refuses a command.
-        """
+        """Share new requests among servers in proportion to their weights, 0 to 256."""
+        # The largest weight first, so that some server always gets requests.
         for name, weight in sorted(weights.items(), key=lambda item: -item[1]):
             self._upstreams[name] = replace(self._upstreams[name], weight=weight)
             for backend in self._backends:
                 self._command(f"set weight {backend}/{name} {weight}")
 
     def in_progress(self, name: str) -> int:
-        """Return the number of requests that the place works on, or that wait for it."""
+        """Return the number of requests that the server works on, or that wait for it."""
         return sum(int(row[field] or 0) for row in self._rows(name) for field in ("scur", "qcur"))
 
     def is_up(self, name: str) -> bool:
-        """Return whether HAProxy passes requests of all kinds to the place."""
+        """Return whether HAProxy passes requests of all kinds to the server."""
         backends = self._backends if self._upstreams[name].front else _BACKENDS
         rows = [row for row in self._rows(name) if row["pxname"] in backends]
         return len(rows) == len(backends) and all(
             row["status"].startswith("UP") and int(row["weight"] or 0) > 0 for row in rows
         )
 
-    def free(self, name: str) -> None:
-        """Close the connections to a place that has no requests.  Errors: ServerError."""
+    def remove(self, name: str) -> None:
+        """Close the connections to a server that has no requests."""
         for backend in self._backends:
             self._command(f"set server {backend}/{name} state maint")
         self._upstreams[name] = replace(
@@ -130,7 +114,7 @@ class Places:
         return [row for row in rows if row["pxname"] in self._backends and row["svname"] == name]
 
     def _answer(self, text: str) -> str:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _RETRY_S
         while True:
             try:
                 return self._haproxy.command(text)

@@ -29,26 +29,22 @@ from gmmvit_deploy.files.leftovers import new_run_folder, remove_run_folder
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.serving._local_http import MetricsEndpoint, text_from_socket, text_from_url
 from gmmvit_deploy.serving._metric_text import joined_metrics, metric_text
-from gmmvit_deploy.serving._restarts import Restarts
 from gmmvit_deploy.serving.gateway._access_log import AccessLog
 from gmmvit_deploy.serving.gateway._keys import map_text, read_keys, readable_by_others
 from gmmvit_deploy.serving.gateway.files import gateway_options, options_for, tls_pem, write_files
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy
 from gmmvit_deploy.serving.gateway.options import Front, GatewayOptions, GatewaySettings
-from gmmvit_deploy.serving.gateway.places import Places, first_upstreams
+from gmmvit_deploy.serving.gateway.upstreams import Upstreams, first_upstreams
 from gmmvit_deploy.serving.ports import listening_socket
+from gmmvit_deploy.serving.processes import Restarts
 from gmmvit_deploy.serving.served_models import ServedModels
 from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions, TritonServer
 
-__all__ = ["Gateway", "behind_gateway"]
-
 _EXPORTER_PATH = "/metrics?scope=frontend&scope=backend&scope=server"
-_BACKLOG = 1024
 _QUANTILES = "0.5:0.05,0.9:0.01,0.99:0.001"
 _LOOPBACK = "127.0.0.1"
 _LOOK_S = 0.5  # the time between two looks at the key file and the certificate
 _STOP_S = 20.0
-_SOURCE_S = 5.0  # the maximum time for the metrics of the server, and of HAProxy
 
 
 def behind_gateway(options: ServerOptions, secret: str) -> ServerOptions:
@@ -108,7 +104,7 @@ class Gateway:
         self._listeners: dict[str, socket.socket] = {}
         with ExitStack() as opened:
             for service, port in (("HTTP", http_port), ("gRPC", grpc_port), ("metrics", metrics_port)):
-                listener = listening_socket(settings.listen, port, service, option="--listen", backlog=_BACKLOG)
+                listener = listening_socket(settings.listen, port, service, option="--listen")
                 self._listeners[service] = opened.enter_context(listener)
             self._log = AccessLog(settings.access_log, self._on_message)
             opened.pop_all()
@@ -119,7 +115,7 @@ class Gateway:
         self._lock = -1
         self._haproxy: HAProxy | None = None
         self._options: GatewayOptions | None = None
-        self.places: Places | None = None
+        self.upstreams: Upstreams | None = None
         self._changing = threading.Lock()  # held while HAProxy is started again, reloads or changes its configuration
         self._metrics: MetricsEndpoint | None = None
         self._hangup = False
@@ -166,14 +162,14 @@ class Gateway:
         server: a server with the options of `behind_gateway`.
         front: the service behind ``/classify`` that asks ``server``, with `front_secret`; None refuses this path.
         sources: name → function that returns more metrics in Prometheus' text format.
-        rollouts: True to keep a second place for a server (`gateway.places`); the server then takes the first place.
+        rollouts: True if another server can take its place (`upstreams`).
         Errors: ServerError when HAProxy does not start. RepositoryError when a configuration cannot be read.
         """
         self._folder, self._lock = new_run_folder("gateway")
         folder = self._folder
         joined = {
-            "gateway": lambda: text_from_socket(folder / "exporter.sock", _EXPORTER_PATH, timeout_s=_SOURCE_S),
-            "server": lambda: text_from_url(server.metrics_url, timeout_s=_SOURCE_S),
+            "gateway": lambda: text_from_socket(folder / "exporter.sock", _EXPORTER_PATH),
+            "server": lambda: text_from_url(server.metrics_url),
             "gmmvit": self._own_metrics,
             **(sources or {}),
         }
@@ -194,7 +190,7 @@ class Gateway:
             admin=(ADMIN_HEADER, self.admin_secret),
             threads=max(1, min(4, cores() // 2)),  # the other cores are for the network
         )
-        if not options.health.infers:
+        if options.health.why_not:
             self._note(f"gateway: the readiness does not run the network: {options.health.why_not}")
         self._options = options
         self._haproxy = HAProxy(
@@ -205,7 +201,7 @@ class Gateway:
             on_log_line=self._on_log_line,
         )
         self._haproxy.start()
-        self.places = Places(self._haproxy, options.upstreams, front=front is not None) if rollouts else None
+        self.upstreams = Upstreams(self._haproxy, options.upstreams, front=front is not None) if rollouts else None
         if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGHUP, self._on_hangup)
 
@@ -263,9 +259,9 @@ class Gateway:
         Errors: ServerError when HAProxy does not take the configuration.
         """
         with self._changing:
-            if self._options is None or self._haproxy is None or self._folder is None or self.places is None:
-                raise ServerError("the gateway is not running, or has no places for rollouts")
-            now = replace(self._options, upstreams=self.places.upstreams)
+            if self._options is None or self._haproxy is None or self._folder is None or self.upstreams is None:
+                raise ServerError("the gateway is not running, or permits no rollouts")
+            now = replace(self._options, upstreams=self.upstreams.current)
             changed = options_for(now, served)
             if changed == now:
                 return
@@ -310,8 +306,8 @@ class Gateway:
     def _restart(self, haproxy: HAProxy) -> None:
         self._restarts.add(haproxy.last_words())
         self._note(f"gateway: HAProxy has ended ({haproxy.end}) and is started again: {haproxy.last_words()}")
-        if self.places is not None and self._folder is not None and self._options is not None:
-            changed = replace(self._options, upstreams=self.places.upstreams)
+        if self.upstreams is not None and self._folder is not None and self._options is not None:
+            changed = replace(self._options, upstreams=self.upstreams.current)
             write_files(self._folder, changed, self._keys, self._pem)
         haproxy.start()
 

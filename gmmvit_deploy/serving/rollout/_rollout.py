@@ -13,16 +13,14 @@ from pathlib import Path
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
 from gmmvit_deploy.serving.names import DEFAULT_AGREEMENT
+from gmmvit_deploy.serving.rollout._blue_green import BlueGreen
 from gmmvit_deploy.serving.rollout._checks import (
     contract_changes,
     require_golden_answers,
     require_same_contract,
     require_same_labels,
 )
-from gmmvit_deploy.serving.rollout._replicas import Replicas
 from gmmvit_deploy.serving.rollout._state import State
-
-__all__ = ["RolloutOptions", "roll_out"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +48,7 @@ class RolloutOptions:
 
 def roll_out(
     path: Path,
-    replicas: Replicas,
+    servers: BlueGreen,
     state: State,
     options: RolloutOptions,
     *,
@@ -67,7 +65,7 @@ def roll_out(
         OutputError: the state folder cannot be written.
     """
     bundle = open_bundle(path)
-    old = replicas.served
+    old = servers.served
     if bundle.sha256 == old.sha256:
         raise InputError(
             f"{path}: the service serves this bundle already ({bundle.sha256[:12]})",
@@ -85,32 +83,31 @@ def roll_out(
     def go_on() -> None:
         if aborted():
             raise ServerError("the rollout was aborted", hint="the old server has all of the traffic")
-        if death := replicas.death_of_new():
+        if death := servers.death_of_new():
             raise _died(death)
 
     report("start the new server beside the old server")
     try:
-        replicas.start_new(copied, aborted)
+        servers.start_new(copied, aborted)
         go_on()
-        report(require_golden_answers(copied, replicas.urls()[1], go_on))
+        report(require_golden_answers(copied, servers.urls()[1], go_on))
         if options.images:
-            report(require_same_labels(options.images, *replicas.urls(), options.agreement, go_on))
+            report(require_same_labels(options.images, *servers.urls(), options.agreement, go_on))
         go_on()
         report("all traffic to the new server")
-        replicas.switch()
-        replicas.require_serving()
+        servers.switch()
         go_on()
         state.promote(copied)
     except BaseException as exc:
-        death = replicas.death_of_new()
+        death = servers.death_of_new()
         report(f"go back to bundle {old.sha256[:12]}")
-        replicas.end_new()
+        servers.end_new()
         if death and isinstance(exc, GmmvitError):
             raise _died(death) from exc
         raise
     report("end the old server when its requests are answered")
     try:
-        replicas.end_old()
+        servers.end_old()
     except GmmvitError as exc:  # the old server has ended, and all requests go to the new server
         report(f"the gateway keeps the settings of the rollout: {exc}")
     return copied
