@@ -121,8 +121,9 @@ def parity(
         opened = open_bundle(bundle)
 
         # Imports PyTorch: a bundle that is missing is refused without it.
-        from gmmvit_deploy.parity.check import ParityOptions, check_parity
+        from gmmvit_deploy.parity.check import check_parity
         from gmmvit_deploy.parity.choice import with_choice
+        from gmmvit_deploy.parity.options import ParityOptions
         from gmmvit_deploy.parity.page import write_page
 
         options = ParityOptions(

@@ -25,8 +25,6 @@ from gmmvit_deploy.errors import InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["RANGES", "Calibration", "Observed", "RangeRule", "ranges_of"]
-
 RangeRule = Literal["extremes", "mean extremes", "percentile", "least error"]
 RANGES: tuple[RangeRule, ...] = get_args(RangeRule)
 _BINS = 2048

@@ -19,8 +19,6 @@ from gmmvit_deploy.precision import ROLES, ElementType, Precision, element_type
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
 
-__all__ = ["cast_graph", "numpy_type"]
-
 _FIRST_BF16_OPSET = 22
 
 

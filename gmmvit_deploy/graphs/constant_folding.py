@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from onnx import ModelProto, TensorProto
 
-__all__ = ["fold_constant_moves", "without_constant_nodes"]
-
 _MOVES = SHAPE_OPERATORS | {"GatherND"}
 _MAX_ELEMENTS = 2**28  # 1 GiB of float32
 

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ConstantRecord", "LayerConstant", "LayerConstants", "MaskChange", "array_of", "bytes_of_array"]
-
 
 class LayerConstant(Protocol):
     """The mask, or the bias, on the scores of an attention.

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-__all__ = ["graph_problem"]
-
 _LOOPS = ("Loop", "Scan")
 _MOST_LEVELS = 8
 """The maximum depth of graphs inside nodes. Exports write none."""

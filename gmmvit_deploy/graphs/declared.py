@@ -17,16 +17,6 @@ from gmmvit_deploy.precision import Role
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-__all__ = [
-    "ATTENTION_KEY",
-    "ROLE_KEY",
-    "SHAPE_OPERATORS",
-    "Attention",
-    "declare",
-    "declared_attention",
-    "declared_role",
-]
-
 SHAPE_OPERATORS = frozenset(
     {
         "Concat",

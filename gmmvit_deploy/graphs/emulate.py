@@ -15,8 +15,6 @@ from gmmvit_deploy.graphs.wiring import Wiring, copy_of, rewrite_graph
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
 
-__all__ = ["with_quantized_activations", "without_bfloat16"]
-
 
 def without_bfloat16(proto: ModelProto) -> ModelProto:
     """Return a graph in which float32 nodes replace the bfloat16 nodes, and Cast nodes round the results to bfloat16.

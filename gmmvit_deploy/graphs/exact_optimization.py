@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from numpy.typing import NDArray
 
-__all__ = ["optimize_exactly"]
-
 _NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
 _NEAR = {"Add": 2e-8, "Sub": 2e-8, "Mul": 2e-5, "Div": 2e-5}
 """Operator → twice the largest distance from the neutral element at which onnxscript removes the operator."""

@@ -28,8 +28,6 @@ from gmmvit_deploy.precision import Role
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto
 
-__all__ = ["guessed_attentions", "guessed_roles"]
-
 _DIRECT: dict[str, Role] = {
     "Softmax": "softmax",
     "LayerNormalization": "norm",

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.precision import Precision
 
-__all__ = ["changes_of", "prove_masks", "require_folded", "with_masks_of_one"]
-
 _EXPORT = "type gmmvit export CHECKPOINT -o BUNDLE to write a graph with folded masks"
 
 

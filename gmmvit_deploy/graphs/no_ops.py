@@ -16,8 +16,6 @@ from gmmvit_deploy.graphs.wiring import Wiring, copy_of, rewrite_graph
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
 
-__all__ = ["without_no_ops"]
-
 _BROADCASTING = frozenset({"Add", "Div", "Mul", "Sub"})
 
 

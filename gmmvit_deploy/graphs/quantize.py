@@ -41,21 +41,6 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 
-__all__ = [
-    "DYNAMIC",
-    "DYNAMIC_COLUMNS",
-    "Grid",
-    "activations_of",
-    "can_be_dynamic",
-    "grid_of",
-    "output_axis",
-    "projections_named",
-    "projections_of",
-    "quantize_graph",
-    "weight_matrix",
-    "weight_scales",
-]
-
 DYNAMIC = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 """The key in the metadata of a graph in the dynamic form, which holds `DYNAMIC_COLUMNS`.  It is OpenVINO's property."""
 DYNAMIC_COLUMNS = 64

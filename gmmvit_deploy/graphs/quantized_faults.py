@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
 
-__all__ = ["form_fault", "quantized_faults", "quantized_range"]
-
 _MOST, _MOST_OF_ROWS, _MOST_OF_COLUMNS = 16, 2, 6
 _SHARE, _STEPS = 0.03, 6
 _MOST_MEAN, _STANDARD_ERRORS = 0.1, 6

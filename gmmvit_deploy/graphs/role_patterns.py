@@ -23,18 +23,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.precision import Role
 
-__all__ = [
-    "adds_token_sum",
-    "head_nodes",
-    "is_activation",
-    "pads_by_zero",
-    "root_mean_square_nodes",
-    "rotation_nodes",
-    "size_values",
-    "sum_norm_nodes",
-    "talking_heads",
-]
-
 _HEADS_LAST, _HEADS_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 _LINEAR = frozenset({"Conv", "Gemm", "MatMul"})
 _ON_SIZES = frozenset({"Add", "Div", "Mul", "Sub"}) | SHAPE_OPERATORS

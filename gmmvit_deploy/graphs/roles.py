@@ -36,7 +36,7 @@ import math
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, Attention, declared_attention, declared_role
+from gmmvit_deploy.graphs.declared import Attention, declared_attention, declared_role
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
 from gmmvit_deploy.precision import Role
 
@@ -44,18 +44,6 @@ if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
     from gmmvit_deploy.precision import Precision
-
-__all__ = [
-    "SHAPE_OPERATORS",
-    "Attention",
-    "Role",
-    "attentions_of",
-    "declared_attentions",
-    "require_known_roles",
-    "role_disagreements",
-    "roles_of",
-    "unknown_operators",
-]
 
 
 def roles_of(graph: GraphProto) -> dict[str, Role]:

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["compensated_rounding"]
-
 _DAMPING = 0.01
 _BLOCK = 128
 

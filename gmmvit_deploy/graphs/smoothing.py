@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import GraphProto, ModelProto, NodeProto
 
-__all__ = ["factors_between", "smoothable_norms", "smoothed", "smoothed_by"]
-
 _TINY = 1e-5
 
 

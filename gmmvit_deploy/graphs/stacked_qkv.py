@@ -25,8 +25,6 @@ from gmmvit_deploy.graphs.wiring import Wiring, attribute_of, copy_of, order_of,
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-__all__ = ["split_stacked_projections"]
-
 _PICK_FIRST = [2, 0, 3, 1, 4]
 """(B, n, P, H, d) → (P, B, H, n, d)"""
 _SPLIT_HEADS = {4: [0, 2, 1, 3], 5: [0, 1, 3, 2, 4]}

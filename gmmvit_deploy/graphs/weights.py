@@ -14,17 +14,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from onnx import ModelProto, TensorProto
 
-__all__ = [
-    "EXTERNAL_FROM_BYTES",
-    "data_path",
-    "files_of",
-    "has_external_weights",
-    "put_weights",
-    "take_weights",
-    "without_weights",
-    "write_graph",
-]
-
 EXTERNAL_FROM_BYTES = 1_500_000_000
 _LARGE_BYTES = 65_536
 """Constants up to this size stay in the graph, where its passes read them: shapes, indices and scales."""

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-__all__ = ["Wiring", "attribute_of", "copy_of", "end_of_normalisation", "order_of", "rewrite_graph"]
-
 
 class Wiring:
     """The connections of a graph at the time when the object is created.  Later changes of the graph have no effect.

@@ -25,10 +25,10 @@ from gmmvit_deploy.images.data.images import Images
 from gmmvit_deploy.optimize._graphs import Graphs, converted, refuse_overlap
 from gmmvit_deploy.optimize._programs import opened_programs
 from gmmvit_deploy.optimize._race import Race
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.judgement import LEAST, LEAST_IMAGES, judgement_of, wrong_labels_in
-from gmmvit_deploy.parity.options import BATCH
+from gmmvit_deploy.parity.options import BATCH, ParityOptions
 from gmmvit_deploy.parity.reference import why_no_model
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed

@@ -27,8 +27,6 @@ from gmmvit_deploy.parity._single_label import Accuracy, classes_of
 from gmmvit_deploy.parity._verdict import Check, worst_of
 from gmmvit_deploy.precision import SPECS
 
-__all__ = ["AccuracyCheck", "accuracy_of", "lower_ratio"]
-
 
 def accuracy_of(bundle: Bundle, data: Images | None) -> Accuracy | MultiLabelAccuracy | None:
     """Return what counts right logits of a bundle on the data; None without data or without logits.

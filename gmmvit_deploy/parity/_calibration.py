@@ -26,8 +26,6 @@ from gmmvit_deploy.parity._runner_check import RunnerCheck
 from gmmvit_deploy.parity._stages import StagesCheck
 from gmmvit_deploy.parity._verdict import Check, skipped_check
 
-__all__ = ["CalibrationCheck", "check_calibration"]
-
 _MAX_LOST_DB = 6.0
 _MAX_SATURATED = 0.01
 _MAX_NAMED = 3

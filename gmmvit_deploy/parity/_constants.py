@@ -32,8 +32,6 @@ from gmmvit_deploy.tolerances import Noise, limit_from_noise
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["check_constants"]
-
 
 def check_constants(bundle: Bundle, reference: Reference) -> Check:
     """Compare the constants in the graph with the manifest, and with the constants folded from the weights.

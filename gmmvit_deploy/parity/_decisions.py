@@ -41,8 +41,6 @@ from gmmvit_deploy.parity._verdict import Check, Verdict, skipped_check, worst_o
 from gmmvit_deploy.precision import SPECS
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["Crossings", "Decisions", "DecisionsCheck"]
-
 _MAX_LISTED = 1000
 _MAX_TO_DECIDE = 1_000_000
 

@@ -31,8 +31,6 @@ from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["InvarianceCheck", "mixed_up"]
-
 _ROWS_ALONE = 4
 _SEED = 2
 

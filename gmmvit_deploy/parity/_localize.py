@@ -28,8 +28,6 @@ from gmmvit_deploy.tolerances import limit_from_noise
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-__all__ = ["LocalizeCheck", "last_tensors"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockError:

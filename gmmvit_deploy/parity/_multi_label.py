@@ -26,8 +26,6 @@ from gmmvit_deploy.parity._single_label import Classes
 from gmmvit_deploy.parity._verdict import Check, skipped_check
 from gmmvit_deploy.wrong_labels import chance_of, unrelated_labels
 
-__all__ = ["MultiLabelAccuracy"]
-
 
 class MultiLabelAccuracy:
     """Collect labels and logits of PyTorch and of a runner, batch by batch.  The methods are those of `Accuracy`."""

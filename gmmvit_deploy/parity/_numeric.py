@@ -38,8 +38,6 @@ from gmmvit_deploy.parity.suspects import explain
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.tolerances import Limit, Noise, limit_from_noise, limit_from_stored
 
-__all__ = ["EXACT", "STORED", "NumericCheck", "check_stored"]
-
 EXACT = "PyTorch's float64 logits"
 STORED = "the logits that PyTorch computed at export"
 

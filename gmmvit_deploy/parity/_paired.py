@@ -16,8 +16,6 @@ from typing import Any
 from gmmvit_deploy.intervals import Z95_ONE_SIDED, mcnemar, score_interval
 from gmmvit_deploy.parity._verdict import Verdict
 
-__all__ = ["Paired", "images_needed", "numbers_of", "verdict_of"]
-
 _MAX_IMAGES = 10**9
 
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.reports.plotting import SERIES, bar_style, figure_and_axes, svg
 
-__all__ = ["block_plot", "class_plot", "margin_plot", "mixed_plot"]
-
 _ERROR, _LIMIT = SERIES[:2]
 _MANY_CLASSES = 40
 

@@ -33,8 +33,6 @@ from gmmvit_deploy.runtimes.programs.onnxruntime import normalised_in_graph
 from gmmvit_deploy.runtimes.runners.runner import Runner, Served
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["PreprocessingCheck", "check_preprocessing", "expected_of_golden"]
-
 _MAX_SENT = 16
 _TENSOR_ROUNDING = 4 * 2.0**-23
 """Largest difference allowed between two tensors, relative to the largest value of the tensor or to 1.

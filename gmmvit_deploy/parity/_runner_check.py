@@ -25,8 +25,6 @@ from gmmvit_deploy.runner_name import KERNELS_SUFFIX
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["CALIBRATED", "NO_LOGITS", "Answers", "ParityRun", "RunnerCheck", "RunnerUnderTest"]
-
 NO_LOGITS = "the bundle has no logits; its features are compared by the check numeric"
 CALIBRATED = "the graph was calibrated on these images, so they cannot judge it; add others to --data"
 

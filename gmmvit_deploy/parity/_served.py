@@ -31,8 +31,6 @@ from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtimes.runners.runner import Runner, Served
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["ServedCheck"]
-
 _CLIENTS = 16
 _REQUESTS = 160
 _MAX_IN_A_REQUEST = 4

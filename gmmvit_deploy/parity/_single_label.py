@@ -22,8 +22,6 @@ from gmmvit_deploy.parity._paired import Paired, images_needed, numbers_of, verd
 from gmmvit_deploy.parity._verdict import Check, Verdict, skipped_check
 from gmmvit_deploy.wrong_labels import permuted_labels, wrong_labels
 
-__all__ = ["Accuracy", "Classes", "classes_of"]
-
 _TOP = 5
 _SEVERITY: tuple[Verdict, ...] = ("passed", "undecided", "failed")
 

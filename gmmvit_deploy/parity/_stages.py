@@ -30,8 +30,6 @@ from gmmvit_deploy.parity._verdict import Check, worst_of
 from gmmvit_deploy.parity.measures import ErrorMeasure
 from gmmvit_deploy.tolerances import roundoff_ratio
 
-__all__ = ["StagesCheck", "decided"]
-
 _MAX_COST = 1.5
 _MIN_IMAGES = 8
 

@@ -10,8 +10,6 @@ from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 from gmmvit_deploy.reports.pages import Summary
 
-__all__ = ["summary_of"]
-
 _MOST_REASONS = 8
 """Maximum number of reasons of each check in the summary; the page lists all reasons below the summary."""
 

@@ -36,8 +36,6 @@ from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.wrong_labels import LEVEL
 
-__all__ = ["TrainedAccuracy", "other_preprocessings"]
-
 _SAMPLE = 256
 _TRIED_FIRST = 16
 _SHARE_CORRECTED = 0.25

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-__all__ = ["Check", "Verdict", "overall", "worst_of"]
-
 Verdict = Literal["passed", "failed", "undecided", "skipped"]
 _SEVERITY: tuple[Verdict, ...] = ("skipped", "passed", "undecided", "failed")
 

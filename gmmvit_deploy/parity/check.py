@@ -68,8 +68,6 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.reports.reporting import described_bundle
 from gmmvit_deploy.runtimes.runners.runner import Runner, judging
 
-__all__ = ["ParityOptions", "check_parity"]
-
 CHECKS: tuple[type[RunnerCheck], ...] = (
     NumericCheck,
     DecisionsCheck,

@@ -24,8 +24,6 @@ from gmmvit_deploy.images.data.images import Images, Label, evenly_spaced
 from gmmvit_deploy.images.data.open import is_named, open_data
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 
-__all__ = ["Batch", "ImageStream", "OnBroken", "fresh_inputs", "golden_batch", "open_images_of", "random_batch"]
-
 OnBroken = Literal["fail", "skip"]
 _NAMED_BROKEN = 100
 

@@ -15,8 +15,6 @@ from gmmvit_deploy.parity.report import RunnerReport
 from gmmvit_deploy.precision import SPECS
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 
-__all__ = ["LEAST", "LEAST_IMAGES", "Judgement", "failed_checks", "judgement_of", "wrong_labels_in"]
-
 LEAST: Mapping[GateKind, float] = {
     "accuracy ratio": SPECS["int8"].accuracy_gate,
     "kept decisions": SPECS["int8"].kept_gate,

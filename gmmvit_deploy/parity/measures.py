@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.tolerances import Noise
 
-__all__ = ["ErrorMeasure", "Errors", "distance"]
-
 _DECADES = (-18, 6)
 _BINS_A_DECADE = 100  # the 99th percentile is rounded up by at most 2.3 %
 

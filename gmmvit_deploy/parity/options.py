@@ -9,8 +9,6 @@ from gmmvit_deploy.images.data.images import Images
 from gmmvit_deploy.parity.inputs import OnBroken
 from gmmvit_deploy.runtimes.programs.cores import cores
 
-__all__ = ["BATCH", "ParityOptions"]
-
 BATCH = max(16, 2 * cores())
 """The number of images in the batches that are judged beside single images, as `gmmvit optimize` times them. With fewer
 than two images a core, all cores share each image, as they share a single one."""

@@ -13,8 +13,6 @@ from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport, shown_inputs
 from gmmvit_deploy.reports.pages import Plot, VerdictWord, figure, rendered, written_page
 
-__all__ = ["page_of", "write_page"]
-
 _MOST_FLIPS = 200
 _MEASURES = {"map": "mAP", "f1_macro": "macro F1", "f1_micro": "micro F1"}
 

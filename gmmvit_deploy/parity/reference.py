@@ -23,8 +23,6 @@ from gmmvit_deploy.models.specs import OutputName
 from gmmvit_deploy.parity.inputs import Batch, ImageStream
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 
-__all__ = ["Known", "Reference", "Sample", "known_batch", "samples_of", "why_no_model"]
-
 _SAMPLES = 128
 
 

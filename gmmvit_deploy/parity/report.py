@@ -14,8 +14,6 @@ from gmmvit_deploy.parity._verdict import Check, Verdict, overall
 from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.reports.reporting import plain
 
-__all__ = ["FORMAT", "GATES", "SCHEMA_PATH", "ParityReport", "RunnerReport", "shown_inputs"]
-
 FORMAT = "gmmvit-parity/1"
 GATES = {
     "--gate": "accuracy",

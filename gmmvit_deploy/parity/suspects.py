@@ -26,8 +26,6 @@ from gmmvit_deploy.parity._image_mistakes import bgr, normalisations
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.precision import Role
 
-__all__ = ["explain", "suspects"]
-
 _EXPLAINED = 0.1
 """A suspect explains the runner's logits if this share of their distance from PyTorch's logits, or less, remains."""
 

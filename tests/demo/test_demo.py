@@ -22,8 +22,9 @@ from gmmvit_deploy.demo.models import DIGITS_SPEC, OwnModel
 from gmmvit_deploy.demo.run import run_demo
 from gmmvit_deploy.errors import GmmvitError, OutputError
 from gmmvit_deploy.export.variants import variant_from_bundle
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import open_images_of
+from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.engines.card import open_engine

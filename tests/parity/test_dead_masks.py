@@ -19,7 +19,8 @@ from gmmvit_deploy.models.folding.dead_masks import drop_dead_masks
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.parity._constants import check_constants
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain, suspects
 from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, attentions_in_onnx

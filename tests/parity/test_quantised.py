@@ -28,7 +28,8 @@ from gmmvit_deploy.parity._calibration import check_calibration
 from gmmvit_deploy.parity._preprocessing import check_preprocessing
 from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity._verdict import Check
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.reference import Reference, Sample
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.precision import Precision

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.graphs.declared import Attention
 from gmmvit_deploy.graphs.masks import require_folded
-from gmmvit_deploy.graphs.roles import Attention, Role, attentions_of, roles_of, unknown_operators
+from gmmvit_deploy.graphs.roles import attentions_of, roles_of, unknown_operators
 from gmmvit_deploy.graphs.weights import without_weights
+from gmmvit_deploy.precision import Role
 from gmmvit_deploy.runtimes.kernels.matcher import Refusal, attentions_in_onnx
 
 if TYPE_CHECKING:
     from onnx import ModelProto
-
-__all__ = ["GraphSource", "source_from_onnx"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

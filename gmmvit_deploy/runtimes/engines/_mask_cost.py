@@ -17,8 +17,6 @@ from gmmvit_deploy.runtimes.engines.flavors import Flavor, visible_gpu
 from gmmvit_deploy.runtimes.engines.options import Profile
 from gmmvit_deploy.runtimes.engines.proof import Layer, layers_from_text
 
-__all__ = ["mask_cost_of"]
-
 
 def mask_cost_of(
     source: GraphSource,

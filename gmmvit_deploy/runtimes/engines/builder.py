@@ -21,8 +21,6 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.engines.flavors import Flavor
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile
 
-__all__ = ["BuiltPlan", "build_plan"]
-
 _HERE = Path(__file__).parent
 _LAUNCHER = Path(__file__).parents[2] / "files" / "_launch.py"
 _STOP_TIMEOUT_S = 20.0

@@ -21,8 +21,6 @@ from gmmvit_deploy.runtimes.engines.flavors import FlavorName
 from gmmvit_deploy.runtimes.engines.options import Profile, profile_from
 from gmmvit_deploy.runtimes.engines.proof import AttentionProof, Miss
 
-__all__ = ["CARD_FILE", "LAYERS_FILE", "PLAN_FILE", "Engine", "EngineCard", "MaskCost", "open_engine", "require_bundle"]
-
 CARD_FORMAT = "gmmvit-engine/1"
 PLAN_FILE, CARD_FILE, LAYERS_FILE = "model.plan", "card.json", "layers.txt"
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.engines.card import EngineCard
     from gmmvit_deploy.runtimes.engines.flavors import Gpu
 
-__all__ = ["ServerTensorRT", "loads_in", "loads_on", "runs_on", "server_tensorrt"]
-
 # Release of NVIDIA's Triton container → (Triton version, TensorRT version) in the container, from the release notes
 # up to 25.06, and for 26.07 from issue 8969 of triton-inference-server/server.
 _RELEASES = {

@@ -44,8 +44,6 @@ from gmmvit_deploy.runtimes.engines.proof import (
     unreached,
 )
 
-__all__ = ["engine_from_bundle", "engine_from_onnx", "engine_name"]
-
 
 def engine_from_bundle(
     bundle: Bundle,

@@ -17,18 +17,6 @@ from gmmvit_deploy.precision import SPECS
 if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.engines.options import BuildOptions
 
-__all__ = [
-    "FLAVORS",
-    "Flavor",
-    "FlavorName",
-    "Gpu",
-    "find_flavor",
-    "refuse",
-    "require_flavor",
-    "tensorrt_library",
-    "visible_gpu",
-]
-
 FlavorName = Literal["tensorrt", "tensorrt-rtx"]
 FLAVORS: tuple[FlavorName, ...] = get_args(FlavorName)
 _MODULES: dict[FlavorName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}

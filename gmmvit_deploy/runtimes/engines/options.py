@@ -10,15 +10,6 @@ from typing import Literal, get_args
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.precision import Precision, precision_from
 
-__all__ = [
-    "HARDWARE_COMPATIBILITIES",
-    "BuildOptions",
-    "HardwareCompatibility",
-    "Profile",
-    "profile_from",
-    "trtexec_line",
-]
-
 HardwareCompatibility = Literal["none", "ampere+", "same-cc"]
 HARDWARE_COMPATIBILITIES: tuple[HardwareCompatibility, ...] = get_args(HardwareCompatibility)
 

@@ -24,17 +24,8 @@ from gmmvit_deploy.errors import EngineError
 from gmmvit_deploy.precision import SPECS, Precision
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.graphs.roles import Attention, Role
-
-__all__ = [
-    "AttentionProof",
-    "Layer",
-    "Miss",
-    "layers_from_text",
-    "prove_attentions",
-    "shares_of",
-    "unreached",
-]
+    from gmmvit_deploy.graphs.declared import Attention
+    from gmmvit_deploy.precision import Role
 
 _LINE = re.compile(
     r"^Name: (?P<name>.*?), LayerType: (?P<kind>[^,]*), Inputs: (?P<inputs>.*?), "

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import tensorrt as trt
     from numpy.typing import NDArray
 
-__all__ = ["PlanSession"]
-
 _BUILD_AGAIN = "type gmmvit build on this machine to build the engine again"
 _WARM_UPS = 3  # executions before a capture; the first executions allocate memory, and a capture must allocate none
 

@@ -38,8 +38,6 @@ from typing import IO, NamedTuple
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.caches import cache_folder
 
-__all__ = ["KERNEL_SOURCES", "MOST_LIBRARIES", "compiled", "empty_kernel_cache", "openvino_library", "why_recorded"]
-
 _HERE = Path(__file__).parent
 KERNEL_SOURCES = (
     "masked_attention.c",

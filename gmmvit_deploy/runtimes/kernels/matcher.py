@@ -40,8 +40,6 @@ from .openvino_view import (
 )
 from .prepared_masks import takes_bias
 
-__all__ = ["MatchedAttention", "Part", "Refusal", "attentions_in", "attentions_in_onnx", "summary_of"]
-
 _MOST_MIXED = 16
 """The maximum number of heads for head mixing in the kernel."""
 # Permutations of the Transposes: element 0 is without a dimension of windows W, element 1 is with it.

@@ -44,8 +44,6 @@ from .openvino_view import (
 from .prepared_masks import LANES, LOG2_E, Arithmetic, prepared_bias, prepared_mask
 from .product_chains import Chain, chains_in, share_in_chains
 
-__all__ = ["Arithmetic", "Form", "Kernels", "kernels_from"]
-
 _ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # the numbers of masked_attention.h
 _TOKENS_A_CORE = 8  # the rows that chain_on_vectors.h multiplies at once
 _LEAST_SHARE = 0.9

@@ -11,21 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = [
-    "bounds_of",
-    "constant",
-    "constant_and_other",
-    "inputs_of",
-    "kind_of",
-    "nodes_of",
-    "order_of",
-    "plain",
-    "reader_of",
-    "shape_of",
-    "takers",
-    "takers_behind_layout",
-]
-
 _KINDS = {
     "Add": "addition",
     "Convert": "cast",

@@ -19,8 +19,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["LANES", "LOG2_E", "Arithmetic", "PreparedMask", "prepared_bias", "prepared_mask", "takes_bias"]
-
 Arithmetic = Literal["f32", "bf16"]
 LANES = 16
 """The number of float32 values in a vector register."""

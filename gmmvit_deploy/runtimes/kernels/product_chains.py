@@ -21,8 +21,6 @@ import numpy as np
 from .openvino_view import bounds_of, constant, constant_and_other, reader_of, shape_of
 from .prepared_masks import LANES
 
-__all__ = ["Chain", "chains_in", "share_in_chains"]
-
 _NORM, _OUT, _ADD, _GELU, _QUANTISE = range(5)  # the numbers of product_chain.h
 _PANEL = 3 * LANES  # columns, as in chain_on_vectors.h
 _INT8 = {"i8": 128, "u8": 0}  # OpenVINO's type → what is added to a value to be a number of 0 to 255

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gmmvit_deploy.graphs.roles import Attention
+from gmmvit_deploy.graphs.declared import Attention
 from gmmvit_deploy.runtimes.engines.proof import Layer, layers_from_text, prove_attentions, shares_of, unreached
 
 LINE = (
