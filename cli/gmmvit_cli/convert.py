@@ -109,12 +109,6 @@ def _program_words(program: Mapping[str, Any]) -> str:
     return f"{program['largest_abs']:.1e} (limit {program['limit']:.1e})"
 
 
-def note_disagreements(graph: str, disagreements: Sequence[str]) -> None:
-    """Report nodes whose declared role is doubtful: a node with a wrong role computes in a wrong data type."""
-    for line in disagreements:
-        note(f"{graph}: check the role of this node (what the node is for), which decides its data type: {line}")
-
-
 def _row(name: str, record: VariantRecord) -> tuple[str, str, str, str]:
     return (
         name,
@@ -223,7 +217,6 @@ def print_variants(variants: list[Variant]) -> None:
                     str(sum(mask.saturated for mask in heads)),
                 )
             )
-        note_disagreements(variant.path.name, record.role_disagreements)
         print_gate(graphs)
     head = ("precision", "largest error of a logit", "relative to the largest logit", "calibrated on")
     print_table(head, rows)

@@ -178,8 +178,6 @@ _MAX_REASONS = 8
 
 
 def _print(report: ParityReport, *, decided: bool) -> None:
-    of_bundle = [("bundle", "", check) for check in report.checks]
-    of_runners = [(runner.runner, runner.precision, check) for runner in report.runners for check in runner.checks]
     rows = [
         (
             who,
@@ -188,7 +186,7 @@ def _print(report: ParityReport, *, decided: bool) -> None:
             check.verdict.upper() if check.verdict == "failed" else check.verdict,
             check.summary,
         )
-        for who, precision, check in of_bundle + of_runners
+        for who, precision, check in report.all_checks
     ]
     print_table(("runner", "precision", "check", "verdict", "result"), rows, title=str(report.bundle["path"]))
     for reason in report.skipped:
@@ -202,7 +200,7 @@ def _print(report: ParityReport, *, decided: bool) -> None:
         typer.echo(f"skipped {report.data['broken']} of {report.data['of']:,} images, which cannot be read:{shown}")
     if left_out := report.left_out():
         typer.echo(left_out)
-    for who, _, check in of_bundle + of_runners:
+    for who, _, check in report.all_checks:
         if check.verdict in ("failed", "undecided"):
             for why in check.reasons[:_MAX_REASONS]:
                 typer.echo(f"{check.verdict}: {who}: {check.name}: {why}")
@@ -211,7 +209,7 @@ def _print(report: ParityReport, *, decided: bool) -> None:
                     f"{check.verdict}: {who}: {check.name}: {len(check.reasons) - _MAX_REASONS} more reasons; "
                     "--json lists all"
                 )
-    failed = {check.name for *_, check in of_bundle + of_runners if check.verdict == "failed"}
+    failed = {check.name for *_, check in report.all_checks if check.verdict == "failed"}
     words = {
         "passed": "passed",
         "failed": f"FAILED: {', '.join(sorted(failed))}",

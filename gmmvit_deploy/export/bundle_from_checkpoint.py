@@ -30,7 +30,6 @@ from gmmvit_deploy.export.options import ExportOptions
 from gmmvit_deploy.export.variants import CALIBRATION_IMAGES, variants_from_bundle
 from gmmvit_deploy.files.writing import new_folder, require_free, sha256_of_file
 from gmmvit_deploy.graphs.proof import prove_folded
-from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.graphs.weights import write_graph
 from gmmvit_deploy.images.labels import LabelSet
 from gmmvit_deploy.images.names import clean_name
@@ -151,7 +150,6 @@ def bundle_from_checkpoint(
             folding=tuple(name for name, changed in folded.passes.items() if changed),
             masks=masks,
             biases=biases,
-            role_disagreements=role_disagreements(proto.graph),
             export_parity={},
             export_skipped={},
             float32_noise=noises[0].largest,

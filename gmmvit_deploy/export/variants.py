@@ -264,7 +264,6 @@ def _recorded(
         calibration=prepared.calibration,
         golden=_measured(bundle, prepared.proto, precision, path.name),
         versions=tool_versions("openvino"),
-        role_disagreements=prepared.role_disagreements,
     )
     variant = Variant(precision=precision, path=path, sha256=hashes[0], record=record)
     record = replace(record, programs=_proven(bundle, variant, record.golden["largest_abs"]))

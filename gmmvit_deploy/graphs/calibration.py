@@ -18,12 +18,12 @@ values grow with the value, and the extremes are always the range.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gmmvit_deploy.errors import InputError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 RangeRule = Literal["extremes", "mean extremes", "percentile", "least error"]
 RANGES: tuple[RangeRule, ...] = get_args(RangeRule)
@@ -44,8 +44,6 @@ class Observed:
     """
 
     def __init__(self) -> None:
-        import numpy as np
-
         self.lows: list[float] = []
         self.highs: list[float] = []
         self.counts: NDArray[Any] = np.zeros(_BINS)
@@ -60,8 +58,6 @@ class Observed:
 
     def add(self, values: NDArray[Any], *, moments: bool) -> None:
         """Add the values (B, …, C) of a batch, all finite.  moments: True to add to ``moments``."""
-        import numpy as np
-
         by_image = values.reshape(len(values), -1)
         self.lows += by_image.min(1).tolist()
         self.highs += by_image.max(1).tolist()
@@ -95,8 +91,6 @@ class Calibration:
 
         Errors: InputError when a value is not finite.
         """
-        import numpy as np
-
         if not np.isfinite(values).all():
             raise InputError(f"calibration: tensor {name} has NaN or infinite values for these images")
         self.observed.setdefault(name, Observed()).add(values, moments=moments)
@@ -108,8 +102,6 @@ def ranges_of(calibration: Calibration, rule: RangeRule) -> Mapping[str, tuple[f
 
 
 def _range(observed: Observed, rule: RangeRule) -> tuple[float, float]:
-    import numpy as np
-
     if rule == "mean extremes":
         low, high = float(np.mean(observed.lows)), float(np.mean(observed.highs))
     else:
@@ -124,15 +116,11 @@ def _range(observed: Observed, rule: RangeRule) -> tuple[float, float]:
 
 
 def _percentile(observed: Observed) -> float:
-    import numpy as np
-
     reached = np.searchsorted(np.cumsum(observed.counts), (1 - _CUT_SHARE) * observed.counts.sum())
     return float((reached + 1) * observed.top / _BINS)
 
 
 def _least_error(observed: Observed) -> float:
-    import numpy as np
-
     cuts = observed.largest * np.linspace(0.1, 1.0, 181)[:, None]
     values = (np.arange(_BINS) + 0.5) * (observed.top / _BINS)
     saturated = np.maximum(values - cuts, 0.0) ** 2

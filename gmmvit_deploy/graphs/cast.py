@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare, declared_attention
 from gmmvit_deploy.graphs.roles import roles_of
@@ -25,7 +27,6 @@ _FIRST_BF16_OPSET = 22
 def numpy_type(kind: ElementType) -> Any:
     """Return the numpy or ml_dtypes type for the name of a data type."""
     import ml_dtypes
-    import numpy as np
 
     return {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[kind]
 
@@ -130,7 +131,6 @@ class _Cast:
         return cast
 
     def _constant(self, name: str, kind: ElementType) -> str:
-        import numpy as np
         from onnx import numpy_helper
 
         cast = name if kind == "float32" else f"{name}.{kind}"

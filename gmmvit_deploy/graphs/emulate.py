@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gmmvit_deploy.graphs.quantize import DYNAMIC, output_axis
 from gmmvit_deploy.graphs.weights import without_weights
 from gmmvit_deploy.graphs.wiring import Wiring, copy_of, rewrite_graph
@@ -21,7 +23,6 @@ def without_bfloat16(proto: ModelProto) -> ModelProto:
 
     A graph without bfloat16 constants is returned unchanged.
     """
-    import numpy as np
     from onnx import TensorProto, helper, numpy_helper, shape_inference
 
     if not any(constant.data_type == TensorProto.BFLOAT16 for constant in proto.graph.initializer):
@@ -88,7 +89,6 @@ def _rounded_groups(name: str, rounded: str, width: int, columns: int) -> tuple[
 
     name, rounded: the tensor before and after.
     """
-    import numpy as np
     from onnx import helper, numpy_helper
 
     padding = -width % columns

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.cast import numpy_type
@@ -18,7 +21,6 @@ from gmmvit_deploy.graphs.wiring import copy_of, rewrite_graph
 from gmmvit_deploy.precision import element_type
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from onnx import ModelProto
 
     from gmmvit_deploy.precision import Precision
@@ -29,7 +31,6 @@ _EXPORT = "type gmmvit export CHECKPOINT -o BUNDLE to write a graph with folded 
 def changes_of(masks: Sequence[LayerConstant], precision: Precision) -> Iterator[MaskChange]:
     """Measure, for each head of each layer, how the cast to this precision changes the float32 mask."""
     import ml_dtypes
-    import numpy as np
 
     kind = numpy_type(element_type("mask", precision))
     smallest = float(ml_dtypes.finfo(kind).smallest_normal)  # type: ignore[no-untyped-call]
@@ -107,7 +108,6 @@ def with_masks_of_one(proto: ModelProto) -> ModelProto:
     has the data type of the mask and an arbitrary value, so the logits are meaningless. Use the graph only to measure
     sizes and times.
     """
-    import numpy as np
     from onnx import numpy_helper
 
     out = copy_of(proto)

@@ -30,6 +30,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare
 from gmmvit_deploy.graphs.roles import roles_of
@@ -37,7 +40,6 @@ from gmmvit_deploy.graphs.wiring import attribute_of, copy_of, rewrite_graph
 from gmmvit_deploy.precision import SPECS, Precision
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 
@@ -65,7 +67,6 @@ class Grid:
     @property
     def numpy_type(self) -> Any:
         import ml_dtypes
-        import numpy as np
 
         return np.int8 if self.name == "int8" else ml_dtypes.float8_e4m3fn
 
@@ -74,8 +75,6 @@ class Grid:
 
         Values outside the range of the data type saturate.  scale: an array that broadcasts to ``values``.
         """
-        import numpy as np
-
         scaled = np.clip(values / scale, -self.largest, self.largest)
         result: NDArray[Any] = (np.rint(scaled) if self.name == "int8" else scaled).astype(self.numpy_type)
         return result
@@ -85,8 +84,6 @@ class Grid:
 
         The rounding of the scale adds no error, because quantisation and dequantisation use the same rounded scale.
         """
-        import numpy as np
-
         scales = np.maximum(np.asarray(largest, np.float64) / self.largest, _SMALLEST_SCALE)
         result: NDArray[Any] = scales.astype(np.float16).astype(np.float32)
         return result
@@ -138,8 +135,6 @@ def weight_matrix(projection: NodeProto, weight: NDArray[Any]) -> NDArray[Any]:
 
 def weight_scales(matrix: NDArray[Any], precision: Precision) -> NDArray[Any]:
     """Return the scale of each row of a weight (out, in)."""
-    import numpy as np
-
     return grid_of(precision).scale(np.abs(matrix).max(axis=1))
 
 
@@ -167,7 +162,6 @@ def quantize_graph(
     Errors: ExportError when ``ranges`` has no range for an activation, or a range that is empty or not finite; or
     without ranges, when all projections are convolutions.
     """
-    import numpy as np
     from onnx import numpy_helper
 
     out = copy_of(proto)
@@ -219,7 +213,6 @@ class _Pairs:
         reader: the name of the projection.  name: the name of x.  low, high: the range that does not saturate.
         Each projection has its own Q/DQ pair, so that an engine can fuse the pair with the projection.
         """
-        import numpy as np
         from onnx import helper
 
         stem = f"{reader}.input"
@@ -243,7 +236,6 @@ class _Pairs:
 
         values: the weight.  All projections that read the weight share the DQ node.
         """
-        import numpy as np
         from onnx import helper
 
         name, axis = projection.input[1], output_axis(projection)

@@ -20,11 +20,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gmmvit_deploy.graphs.quantize import weight_matrix
 from gmmvit_deploy.graphs.wiring import Wiring
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
 
 _MOST, _MOST_OF_ROWS, _MOST_OF_COLUMNS = 16, 2, 6
@@ -65,8 +67,6 @@ def quantized_faults(quantized: ModelProto, expected: ModelProto, *, compensated
 
 
 def _faults(wiring: Wiring, expected: Wiring, *, compensated: bool) -> Iterator[str]:
-    import numpy as np
-
     for name, nodes in expected.readers.items():
         right, array = expected.array(name), wiring.array(name)
         if right is None:
@@ -88,8 +88,6 @@ def _faults(wiring: Wiring, expected: Wiring, *, compensated: bool) -> Iterator[
 
 def _weight_fault(projection: NodeProto, array: NDArray[Any], right: NDArray[Any], *, moved: bool) -> Iterator[str]:
     """Yield a sentence if a quantised weight is not the trained one.  moved: True after compensated rounding."""
-    import numpy as np
-
     actual, trained = (weight_matrix(projection, values).astype(np.float64) for values in (array, right))
     if not moved:
         if wrong := int((actual != trained).sum()):
@@ -114,8 +112,6 @@ def _weight_fault(projection: NodeProto, array: NDArray[Any], right: NDArray[Any
 
 def _difference(array: NDArray[Any], right: NDArray[Any]) -> str:
     """Return in words how a constant differs from the expected one by more than the last bits, or ""."""
-    import numpy as np
-
     if np.array_equal(array, right):
         return ""
     here, there = array.astype(np.float64), right.astype(np.float64)
@@ -134,7 +130,6 @@ def _difference(array: NDArray[Any], right: NDArray[Any]) -> str:
 
 def quantized_range(wiring: Wiring, node: NodeProto) -> tuple[float, float]:
     """Return the smallest and the largest value that a QuantizeLinear or DequantizeLinear node can represent."""
-    import numpy as np
     from onnx import numpy_helper
 
     scale, zero = (numpy_helper.to_array(wiring.initializers[name]) for name in node.input[1:3])

@@ -102,27 +102,6 @@ def _declared(name: str, nodes: list[NodeProto], matrices: set[str]) -> Attentio
     )
 
 
-def role_disagreements(graph: GraphProto) -> tuple[str, ...]:
-    """Return a line for each node whose declared role differs from the role that `guessed_roles` infers.
-
-    This comparison is only a cross-check, and the precision policy uses the declared role. If `guessed_roles` fails on
-    the graph, the result is a single line that describes the failure.
-    Errors: ExportError when a declared role is not in the policy.
-    """
-    declared = {node.name: role for node in graph.node if (role := declared_role(node)) is not None}
-    try:
-        guessed = guessed_roles(graph)
-        return tuple(
-            f"{name}: the declared role is {role}, but the inferred role is {guessed[name]}"
-            for name, role in declared.items()
-            if guessed[name] not in (role, "unknown")
-        )
-    except Exception as exc:  # a failed cross-check must not end the export of a graph that declares its roles
-        return (
-            f"every node: the cross-check of the declared roles failed on this graph ({type(exc).__name__}: {exc})",
-        )
-
-
 def unknown_operators(graph: GraphProto) -> tuple[str, ...]:
     """Return ``name: operator`` for each node whose role is unknown."""
     roles = roles_of(graph)

@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gmmvit_deploy.graphs.quantize import output_axis, projections_of, weight_matrix
 from gmmvit_deploy.graphs.wiring import Wiring, attribute_of, copy_of, order_of, rewrite_graph
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from onnx import GraphProto, ModelProto, NodeProto
 
 _TINY = 1e-5
@@ -33,8 +35,6 @@ def smoothed(
     Returns (the graph, name of an activation → factor of each channel, (C,)). An activation without factors has no
     LayerNorm before it that only projections read.
     """
-    import numpy as np
-
     wiring = Wiring(proto.graph)
     factors: dict[str, NDArray[Any]] = {}
     of_norms: dict[str, NDArray[Any]] = {}
@@ -81,8 +81,6 @@ def factors_between(plain: GraphProto, smooth: GraphProto) -> dict[str, NDArray[
 
     A channel without such a factor has the factor 1: one that is always 0, or one that is wrong in ``smooth``.
     """
-    import numpy as np
-
     before, after = Wiring(plain), Wiring(smooth)
     named = {node.name: node for node in smooth.node}
     factors = {}

@@ -20,6 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gmmvit_deploy.graphs.wiring import Wiring, attribute_of, copy_of, order_of, rewrite_graph
 
 if TYPE_CHECKING:
@@ -221,7 +223,6 @@ class _Rewrite:
 
     def _reshape(self, like: NodeProto, tensor: str, output: str, inner: tuple[int, ...]) -> NodeProto:
         """Return a Reshape of ``tensor`` to (−1, *inner)."""
-        import numpy as np
         from onnx import numpy_helper
 
         name = "reshape." + "x".join(map(str, inner))

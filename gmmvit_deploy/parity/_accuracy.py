@@ -94,11 +94,7 @@ def lower_ratio(details: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
 
 
 def _without_calibration_images(accuracy: Check, count: int) -> Check:
-    """Return the accuracy check of data from which images were left out, because they calibrated the runner's graph.
-
-    The graph fits these images better than others. If no labelled image remains, the result is undecided.
-    count: the number of these images.
-    """
+    """Return the accuracy check without ``count`` images that calibrated the graph, which fits them better."""
     if not count:
         return accuracy
     if accuracy.verdict == "skipped":
@@ -111,11 +107,10 @@ def _without_calibration_images(accuracy: Check, count: int) -> Check:
 
 
 def _of_resized(accuracy: Check, spec: ModelSpec) -> Check:
-    """Return the accuracy check for the spec of a bundle; unchanged if export did not resize the model.
+    """Return the accuracy check for the spec of a bundle.
 
-    PyTorch runs the resized model too, so every check can pass although the resized model predicts wrong classes: only
-    labelled images show its accuracy. If the model was resized and the check was skipped, the result is therefore
-    undecided. If the check ran, the verdict stays, and the summary states what PyTorch's top-1 must be compared with.
+    PyTorch runs a resized model too, so every check can pass although it predicts wrong classes: only labelled images
+    show its accuracy, so that without them the check is undecided.
     """
     if not spec.resizing:
         return accuracy

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 def check_constants(bundle: Bundle, reference: Reference) -> Check:
     """Compare the constants in the graph with the manifest, and with the constants folded from the weights.
 
-    The reasons of the check name each layer whose constant differs.
     reference: the network rebuilt from the bundle's weights.
     """
     passes = recorded_passes(reference.model.spec, bundle.manifest.folding)

@@ -39,7 +39,6 @@ class ParityRun:
     trained: PyTorch's own accuracy on the data.
     kept: name → golden and random inputs.
     samples: real images in the form that a client sends.
-    graph_problems: path of a graph → problems with its normalisation.
     """
 
     options: ParityOptions
@@ -49,7 +48,6 @@ class ParityRun:
     on_progress: OnProgress
     kept: dict[str, Known] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
-    graph_problems: dict[Path, list[str]] = field(default_factory=dict)
     _graphs: dict[tuple[Path, Precision, bool], QuantisedGraph] = field(default_factory=dict)
 
     @property
@@ -127,11 +125,10 @@ class RunnerUnderTest:
         self.checks = tuple(check(self) for check in checks)
 
     def check(self, kind: type[_Check]) -> _Check:
-        """Return the check of a class, whose numbers another check needs."""
         return next(check for check in self.checks if isinstance(check, kind))
 
     def add(self, inputs: str, known: Known, *, real: bool) -> None:
-        """Compute a batch, and give the answers to every check.  The arguments are those of `Answers`."""
+        """Compute a batch, and give the answers to every check."""
         images = known.batch.inputs
         of_graph = self.graph.logits(images, real=real) if self.graph is not None else None
         new = np.ones(len(images), bool) if self.graph is None else self.graph.new(images)
@@ -163,7 +160,6 @@ class RunnerUnderTest:
         return self._plain.rows(inputs)
 
     def close(self) -> None:
-        """Close what the test opened beside the runner."""
         if self._plain is not None:
             self._plain.close()
 

@@ -76,8 +76,14 @@ class ParityReport:
     skipped: tuple[str, ...] = ()
 
     @property
+    def all_checks(self) -> list[tuple[str, str, Check]]:
+        """(name of the runner, its precision, check) of each check; ("bundle", "", check) of those of the bundle."""
+        of_bundle = [("bundle", "", check) for check in self.checks]
+        return of_bundle + [(one.runner, one.precision, check) for one in self.runners for check in one.checks]
+
+    @property
     def verdict(self) -> Verdict:
-        return overall([*self.checks, *(check for runner in self.runners for check in runner.checks)])
+        return overall(check for *_, check in self.all_checks)
 
     @property
     def passed(self) -> bool:
@@ -93,12 +99,8 @@ class ParityReport:
         data = self.data or {}
         kinds = [LeftOutKind(**kind) for kind in data.get("left_out", ())]
         copies = data.get("copies", 0)
-        return "; ".join(
-            [
-                *([f"{copies:,} images have the pixels of another, and count once"] if copies else ()),
-                *([left_out_text(kinds)] if kinds else ()),
-            ]
-        )
+        words = [f"{copies:,} images have the pixels of another, and count once"] if copies else []
+        return "; ".join(words + ([left_out_text(kinds)] if kinds else []))
 
     def undecided(self, options: Iterable[str]) -> list[str]:
         """Return ``option: runner: reason`` for each option with a gate that could not be decided for a runner.
@@ -120,12 +122,11 @@ class ParityReport:
 
     def failures(self) -> list[str]:
         """Return ``runner: check: reason`` for every reason of every failed check."""
-        of_bundle = [f"bundle: {check.name}: {why}" for check in self.checks for why in _reasons(check)]
-        return of_bundle + [
-            f"{runner.runner}: {check.name}: {why}"
-            for runner in self.runners
-            for check in runner.checks
-            for why in _reasons(check)
+        return [
+            f"{who}: {check.name}: {why}"
+            for who, _, check in self.all_checks
+            if check.verdict == "failed"
+            for why in check.reasons or (check.summary,)
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -151,7 +152,3 @@ class ParityReport:
             ],
         }
         return plain(data)  # type: ignore[no-any-return]
-
-
-def _reasons(check: Check) -> tuple[str, ...]:
-    return (check.reasons or (check.summary,)) if check.verdict == "failed" else ()

@@ -62,11 +62,9 @@ def explain(
 
 
 def _are_halves(logits: NDArray[Any], trained: NDArray[Any], limit: float) -> bool:
-    """Return True if the runner's logits are PyTorch's logits rounded to float16.
+    """Whether every logit is a float16 value within a float16 step plus ``limit`` of PyTorch's logit.
 
-    Every logit must be a float16 value that differs from PyTorch's logit by at most a float16 step plus ``limit``. A
-    comparison with PyTorch's logits rounded to float16 would be too strict: near the middle of two float16 values,
-    the runner's logit may be rounded to the other value.
+    Near the middle of two float16 values, the runner's logit may be rounded to another value than PyTorch's.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         halves = logits.astype(np.float16)
@@ -122,7 +120,7 @@ _TRIED_FIRST: tuple[Role, ...] = ("mask", "scale", "score_bias", "mixing", "norm
 
 
 def _step_mistakes(model: Model) -> Iterator[tuple[str, Model]]:
-    """Yield (name of the mistake, model with the mistake in all attention layers) for every mistake of a score step."""
+    """Yield (name, model with the mistake in all attention layers) for every mistake of a score step."""
     steps = [step for _, scores in attention_scores(model) for _, step in scores.steps()]
     steps.sort(key=lambda step: _TRIED_FIRST.index(step.role) if step.role in _TRIED_FIRST else len(_TRIED_FIRST))
     names = dict.fromkeys(name for step in steps for name, _ in step.mistakes())
@@ -133,10 +131,7 @@ def _step_mistakes(model: Model) -> Iterator[tuple[str, Model]]:
 
 
 def _step_mistakes_in_graph(bundle: Bundle, model: Model) -> Iterator[tuple[str, Model]]:
-    """Yield the same as `_step_mistakes`, but for the model without the masks that the bundle's graph leaves out.
-
-    If the graph has all masks, the function yields nothing.
-    """
+    """Yield `_step_mistakes` of the model without the masks that the bundle's graph leaves out, if there are such."""
     if drop_dead_masks.__name__ not in bundle.manifest.folding:
         return
     layers = {record.layer for record in bundle.manifest.masks}
@@ -161,8 +156,6 @@ def _make(mistake: str, model: Model) -> bool:
 
 
 def _set_on(kind: type[nn.Module], name: str, value: object) -> Callable[[Model], bool]:
-    """Return a function that sets an attribute of every module of a class."""
-
     def apply(model: Model) -> bool:
         for module in model.modules():
             if isinstance(module, kind):

@@ -15,10 +15,10 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
-from gmmvit_deploy.parity._summary import summary_of
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import open_images_of
 from gmmvit_deploy.parity.options import ParityOptions
+from gmmvit_deploy.parity.page import summary_of
 from gmmvit_deploy.runtimes.runners.open import open_runners
 
 timm = pytest.importorskip("timm")
