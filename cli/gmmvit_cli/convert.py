@@ -11,8 +11,8 @@ from gmmvit_cli.options import AsJson, Calibration, CalibrationImages, require_c
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, completion, listed
 from gmmvit_cli.progress import progress
+from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export.gates import Gate
 from gmmvit_deploy.precision import PRECISIONS, Precision, precisions_from
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from gmmvit_cli.output import note, print_error, print_json, print_table
 from gmmvit_cli.panels import GENERAL, INPUT, Panel
 from gmmvit_cli.progress import progress
 from gmmvit_cli.runners import PrecisionOfRunners, Urls, opened_runners, runner_option
+from gmmvit_deploy.precision import SPECS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.parity.report import ParityReport
@@ -69,12 +70,12 @@ def parity(
     gate: float | None = _CHECKS.option(
         "FRACTION",
         "Minimum accuracy to pass, as a fraction of PyTorch's, in top-1 and, with more than five classes, top-5.",
-        show_default="0.999, but 0.99 for int8 and fp8",
+        show_default=f"{SPECS['fp32'].accuracy_gate}, but {SPECS['int8'].accuracy_gate} for int8 and fp8",
     ),
     keep_decisions: float | None = _CHECKS.option(
         "FRACTION",
         "Minimum share of the images of --data for which the runner predicts PyTorch's class.",
-        show_default="0.97 for int8 and fp8",
+        show_default=f"{SPECS['int8'].kept_gate} for int8 and fp8",
     ),
     snr_db: float | None = _CHECKS.option(
         "DB",

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
+    from gmmvit_deploy.bundle.gates import Gate
     from gmmvit_deploy.export._recipes import Recipe
-    from gmmvit_deploy.export.gates import Gate
     from gmmvit_deploy.images.spec import ImageSpec
     from gmmvit_deploy.models.folding.passes import FoldingPass
     from gmmvit_deploy.models.layers.model import Model
