@@ -122,7 +122,7 @@ def bundle_from_checkpoint(
         begin(3)
         inside = image if options.input_kind == "pixels" else None
         proto = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
-        masks, biases = prove_folded(proto, folded, foreign=folded.model.foreign)
+        masks, biases = prove_folded(proto, folded.masks, folded.biases, foreign=folded.model.foreign)
         notes = {"gmmvit.checkpoint_sha256": loaded.file.sha256}
         notes |= {f"gmmvit.mask_sha256.{mask.layer}": mask.constant_sha256 for mask in masks}
         for key, value in notes.items():

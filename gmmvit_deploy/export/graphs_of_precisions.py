@@ -158,7 +158,7 @@ def graph_from_model(
     folded = _folded(model, precision, padded=padded, for_cpu=for_cpu)
     proto = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
     require_known_roles(proto.graph, precision, what=what)
-    records, _ = prove_folded(proto, folded, foreign=folded.model.foreign)
+    records, _ = prove_folded(proto, folded.masks, folded.biases, foreign=folded.model.foreign)
     notes: dict[str, Any] | None = None
     shapes = list(proto.graph.value_info)
     if calibration is not None:

@@ -29,7 +29,7 @@ RangeRule = Literal["extremes", "mean extremes", "percentile", "least error"]
 RANGES: tuple[RangeRule, ...] = get_args(RangeRule)
 _BINS = 2048
 _ROWS = 2048
-"""The most rows of a batch from which the second moments are computed, for time."""
+"""Maximum number of rows of a batch from which the second moments are computed, for time."""
 _CUT_SHARE = 1e-5
 
 
@@ -77,20 +77,14 @@ class Observed:
 
 
 class Calibration:
-    """What calibration measures of all activations.
-
-    images: the number of images.  observed: name of an activation → what was measured of it.
-    """
+    """What calibration measures of all activations, by name.  images: the number of images."""
 
     def __init__(self) -> None:
         self.images = 0
         self.observed: dict[str, Observed] = {}
 
     def add(self, name: str, values: NDArray[Any], *, moments: bool = False) -> None:
-        """Add the values of a batch.  The arguments are as in `Observed.add`.
-
-        Errors: InputError when a value is not finite.
-        """
+        """Add the values of a batch, as in `Observed.add`.  Errors: InputError when a value is not finite."""
         if not np.isfinite(values).all():
             raise InputError(f"calibration: tensor {name} has NaN or infinite values for these images")
         self.observed.setdefault(name, Observed()).add(values, moments=moments)
@@ -106,11 +100,8 @@ def _range(observed: Observed, rule: RangeRule) -> tuple[float, float]:
         low, high = float(np.mean(observed.lows)), float(np.mean(observed.highs))
     else:
         low, high = min(observed.lows), max(observed.highs)
-    if rule == "percentile":
-        cut = _percentile(observed)
-        low, high = max(low, -cut), min(high, cut)
-    if rule == "least error":
-        cut = _least_error(observed)
+    if rule in ("percentile", "least error"):
+        cut = _percentile(observed) if rule == "percentile" else _least_error(observed)
         low, high = max(low, -cut), min(high, cut)
     return min(low, 0.0), max(high, 0.0)
 

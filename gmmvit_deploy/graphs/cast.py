@@ -92,7 +92,7 @@ class _Cast:
             self._image.update(node.output)
 
     def _kind(self, node: NodeProto) -> ElementType | None:
-        """Return the data type that the node computes in, or None if the inputs of the node are not cast."""
+        """Return the data type that the node computes in, or None if its inputs are not cast."""
         role = self._roles[node.name]
         if role == "input" and node.op_type == "Cast":
             self._kinds[node.output[0]] = "float32"
@@ -108,9 +108,8 @@ class _Cast:
         return self._types["residual"] if any(name in self._floats for name in node.input) else None
 
     def _as(self, name: str, kind: ElementType, *, reader: NodeProto) -> str:
-        """Add a Cast node or a constant that holds the tensor ``name`` in the data type ``kind``; return the new name.
+        """Return the name of the tensor in a data type, after adding a constant or a Cast node if it has another type.
 
-        For a tensor that already has this type, or is not a floating-point tensor, return ``name`` and add nothing.
         reader: the node that reads the tensor.  A Cast between two nodes of an attention belongs to the attention.
         """
         if name in self._floats:

@@ -45,10 +45,7 @@ def _reads_constants_only(node: ir.Node) -> bool:
 
 
 def fold_constant_moves(proto: ModelProto) -> ModelProto:
-    """Return the graph with constants in place of the nodes that only move constants, or ``proto`` without such nodes.
-
-    The declared shapes of computed tensors are kept.
-    """
+    """Return the graph with constants in place of the nodes that only move constants, or ``proto`` without such."""
     from onnx import helper, numpy_helper
     from onnx.reference import ReferenceEvaluator
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def without_bfloat16(proto: ModelProto) -> ModelProto:
-    """Return a graph in which float32 nodes replace the bfloat16 nodes, and Cast nodes round the results to bfloat16.
+    """Return a graph with float32 nodes in place of bfloat16 nodes, and Cast nodes that round their results.
 
     A graph without bfloat16 constants is returned unchanged.
     """
@@ -85,10 +85,7 @@ def with_quantized_activations(proto: ModelProto) -> ModelProto:
 
 
 def _rounded_groups(name: str, rounded: str, width: int, columns: int) -> tuple[list[NodeProto], list[TensorProto]]:
-    """Return the nodes that quantise and dequantise an activation (…, width) in groups, and their constants.
-
-    name, rounded: the tensor before and after.
-    """
+    """Return the nodes from ``name`` (…, width) to ``rounded``, which quantise it in groups, and their constants."""
     from onnx import helper, numpy_helper
 
     padding = -width % columns

@@ -29,9 +29,9 @@ from gmmvit_deploy.graphs.wiring import Wiring
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
-_MOST, _MOST_OF_ROWS, _MOST_OF_COLUMNS = 16, 2, 6
+_MAX, _MAX_OF_ROWS, _MAX_OF_COLUMNS = 16, 2, 6
 _SHARE, _STEPS = 0.03, 6
-_MOST_MEAN, _STANDARD_ERRORS = 0.1, 6
+_MAX_MEAN, _STANDARD_ERRORS = 0.1, 6
 _LAST_BITS = 2.0**-16
 """Of the largest value of a constant: what exp and pow of two processors give."""
 
@@ -57,7 +57,7 @@ def form_fault(quantized: ModelProto, expected: ModelProto) -> str:
 
 
 def quantized_faults(quantized: ModelProto, expected: ModelProto, *, compensated: bool) -> tuple[str, ...]:
-    """Return a sentence for each constant that is wrong in the quantised graph.
+    """Return a sentence for each wrong constant of the quantised graph.
 
     expected: the float32 graph, quantised again as the record says; both have the same nodes (`form_fault`).
     compensated: True if the weights of matrix products were rounded to the nearest in ``expected`` only.
@@ -94,10 +94,10 @@ def _weight_fault(projection: NodeProto, array: NDArray[Any], right: NDArray[Any
             yield f"{projection.name}: {wrong:,} of {trained.size:,} values of its weight are not the trained ones"
         return
     changes = actual - trained
-    for axis, kind, most in ((1, "output", _MOST_OF_ROWS), (0, "input", _MOST_OF_COLUMNS)):
+    for axis, kind, limit in ((1, "output", _MAX_OF_ROWS), (0, "input", _MAX_OF_COLUMNS)):
         size = np.sqrt((trained**2).sum(axis))
         along = np.abs((changes * trained).sum(axis)) > (_SHARE * size + _STEPS) * size
-        wrong = along | (np.sqrt((changes**2).mean(axis)) > most) | (np.abs(changes).max(axis) > _MOST)
+        wrong = along | (np.sqrt((changes**2).mean(axis)) > limit) | (np.abs(changes).max(axis) > _MAX)
         if wrong.any():
             yield (
                 f"{projection.name}: the weight of {kind} channel {int(wrong.argmax())} is not the trained weight"
@@ -106,7 +106,7 @@ def _weight_fault(projection: NodeProto, array: NDArray[Any], right: NDArray[Any
             return
     of_channels = changes.mean(1)
     chance = _STANDARD_ERRORS * of_channels.std() / np.sqrt(len(of_channels))
-    if abs(changes.mean()) > max(_MOST_MEAN, chance):
+    if abs(changes.mean()) > max(_MAX_MEAN, chance):
         yield f"{projection.name}: its weight is off by {changes.mean():.2g} steps on average"
 
 

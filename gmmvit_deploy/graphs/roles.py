@@ -68,8 +68,7 @@ def attentions_of(graph: GraphProto) -> tuple[Attention, ...]:
 def declared_attentions(graph: GraphProto) -> tuple[Attention, ...]:
     """Return every attention that the graph's nodes declare, in the order of the graph.
 
-    An attention has ``known=False`` unless nodes before and after the softmax declare the role ``product``. External
-    attention, which has no Q Kᵀ, is such an attention.
+    It has ``known=False`` unless nodes before and after the softmax declare the role ``product``.
     """
     parts: dict[str, list[NodeProto]] = {}
     for node in graph.node:
@@ -109,19 +108,14 @@ def unknown_operators(graph: GraphProto) -> tuple[str, ...]:
 
 
 def require_known_roles(graph: GraphProto, precision: Precision, *, what: str) -> None:
-    """Check that no node declares the role ``unknown``.  Every graph is accepted in fp32.
+    """Check that no node declares the role ``unknown``: how it behaves in half precision was never checked.
 
-    How an operator without a known role behaves in half precision was never checked, so a model with such an operator
-    runs in float32 only. A graph from another exporter does not declare roles; `cast` leaves the operators without a
-    known role of such a graph in float32.
-    what: the subject of the error message, for example the path of the bundle.
-    Errors: ExportError that names the first node that declares the role ``unknown``, with its operator, and all
-    operators of such nodes.
+    A graph from another exporter does not declare roles; `cast` leaves its operators without a known role in float32.
+    what: the subject of the error, for example the path of the bundle.
+    Errors: ExportError that names the first such node and all operators of such nodes, in other precisions than fp32.
     """
-    if precision == "fp32":
-        return
     unknown = [node for node in graph.node if declared_role(node) == "unknown"]
-    if not unknown:
+    if precision == "fp32" or not unknown:
         return
     first = unknown[0]
     named = first.name.rpartition("/")[2].partition(".")[0] == first.op_type

@@ -79,7 +79,7 @@ def smoothed_by(proto: ModelProto, factors: Mapping[str, NDArray[Any]]) -> Model
 def factors_between(plain: GraphProto, smooth: GraphProto) -> dict[str, NDArray[Any]]:
     """Return the factors with which `smoothed_by` makes the LayerNorms of a graph from those of another.
 
-    A channel without such a factor has the factor 1: one that is always 0, or one that is wrong in ``smooth``.
+    A channel that is always 0, or wrong in ``smooth``, has the factor 1.
     """
     before, after = Wiring(plain), Wiring(smooth)
     named = {node.name: node for node in smooth.node}
@@ -113,12 +113,8 @@ def smoothable_norms(graph: GraphProto) -> list[tuple[NodeProto, list[NodeProto]
             len(wiring.readers[node.input[1]]) == sum(other.input[1] == node.input[1] for other in readers)
             for node in readers
         )
-        if (
-            readers
-            and len(readers) == len(found)
-            and own
-            and all(name in wiring.initializers for name in norm.input[1:])
-        ):
+        own &= all(name in wiring.initializers for name in norm.input[1:])
+        if readers and len(readers) == len(found) and own:
             norms.append((norm, readers))
     return norms
 
@@ -144,7 +140,7 @@ def _readers(wiring: Wiring, name: str, projections: set[str], outputs: set[str]
 
 
 def _moves_rows(wiring: Wiring, node: NodeProto, name: str) -> bool:
-    """Return True if the node keeps the last axis of its first input, and reads no other computed tensor."""
+    """Whether the node keeps the last axis of its first input, and reads no other computed tensor."""
     before, after = wiring.inner_shape(name), wiring.inner_shape(node.output[0])
     if wiring.computed_inputs(node) != [name] or before is None or after is None or before[-1] != after[-1]:
         return False

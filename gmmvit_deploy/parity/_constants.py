@@ -47,7 +47,7 @@ def check_constants(bundle: Bundle, reference: Reference) -> Check:
     reasons = [f"{bundle.onnx_path.name}: {reason}" for reason in (*mask_reasons, *bias_reasons)]
     if not reasons:
         try:
-            prove_folded(proto, replace(folded, constants=masks + biases), foreign=reference.model.foreign)
+            prove_folded(proto, masks, biases, foreign=reference.model.foreign)
         except ExportError as exc:
             reasons.append(f"{bundle.onnx_path.name}: {exc}")
     if reasons:

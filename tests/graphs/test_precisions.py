@@ -271,7 +271,7 @@ def test_the_report_of_a_mask_that_half_precision_hurts(folded: FoldedModel) -> 
 
 
 def test_masks_are_proven_in_the_cast_graph(folded: FoldedModel, graph: onnx.ModelProto) -> None:
-    records, _ = prove_folded(graph, folded)
+    records, _ = prove_folded(graph, folded.masks, folded.biases)
     cast = cast_graph(graph, "fp16")
     names, hashes = prove_masks(cast, folded.masks, records, "fp16")
     assert list(names) == list(hashes) == [mask.layer for mask in folded.masks]
