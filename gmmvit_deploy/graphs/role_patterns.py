@@ -158,7 +158,7 @@ def sum_norm_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
 def talking_heads(graph: GraphProto, wiring: Wiring) -> dict[str, Role]:
     """Map the nodes of each head mixing in the last dimension to their roles.
 
-    They are a Transpose, a MatMul with a constant (heads, heads) matrix, perhaps the Add of a bias, and a Transpose back.
+    They are a Transpose, a MatMul with a constant (heads, heads) matrix, the Add of a bias or none, and a Transpose.
     """
     roles: dict[str, Role] = {}
     for node in graph.node:

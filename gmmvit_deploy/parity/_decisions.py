@@ -206,7 +206,8 @@ class Crossings(Decisions):
         self._collect(margins.min(1), np.abs(logits - exact).max(1), crossed.any(1), margins[crossed])
         for row, label in np.argwhere(crossed)[: _MAX_LISTED - len(self._flips)]:
             names = (self._labels[label], f"not {self._labels[label]}")
-            self._add_flip(where[row], *(names if there[row, label] else names[::-1]), margins[row, label])
+            ours, theirs = names if there[row, label] else names[::-1]
+            self._add_flip(where[row], ours, theirs, margins[row, label])
 
     def _summary(self, same: int, count: int, within_noise: int, wrong: int) -> str:
         crossings = f"; {within_noise} labels crossed their threshold within the noise, {wrong} wrongly"

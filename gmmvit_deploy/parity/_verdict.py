@@ -35,7 +35,7 @@ class Check:
 
 def overall(checks: Iterable[Check]) -> Verdict:
     """Return the worst verdict; ``failed`` if every check was skipped, because a skipped check verifies nothing."""
-    worst = max((check.verdict for check in checks), key=SEVERITY.index, default="skipped")
+    worst = max((check.verdict for check in checks), key=SEVERITY.index, default=SEVERITY[0])
     return "failed" if worst == "skipped" else worst
 
 

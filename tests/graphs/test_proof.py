@@ -34,51 +34,12 @@ def graph(folded: FoldedModel) -> onnx.ModelProto:
     return onnx_from_model(folded.model, preprocessing=None, max_batch=4)
 
 
-@pytest.mark.nightly
-def test_a_folded_graph_passes_and_names_its_constants(graph: onnx.ModelProto, folded: FoldedModel) -> None:
-    records, _ = prove_folded(graph, folded.masks, folded.biases)
-    stored = {initializer.name: numpy_helper.to_array(initializer) for initializer in graph.graph.initializer}
-    for record, mask in zip(records, folded.masks, strict=True):
-        assert stored[record.constant].tobytes() == mask.constant.numpy().tobytes()
-
-
-def test_operators_of_a_folded_graph(graph: onnx.ModelProto) -> None:
-    assert {node.op_type for node in graph.graph.node} == {
-        "Add",
-        "Gelu",
-        "Gemm",
-        "LayerNormalization",
-        "MatMul",
-        "Mul",
-        "ReduceMean",
-        "Reshape",
-        "Softmax",
-        "Split",
-        "Transpose",
-    }
-    assert sum(node.op_type == "Mul" for node in graph.graph.node) == 2  # the mask of each layer
-
-
-def test_batch_is_dynamic(graph: onnx.ModelProto) -> None:
-    batch = graph.graph.input[0].type.tensor_type.shape.dim[0]
-    assert batch.dim_param
-    assert graph.opset_import[0].version >= 20
-
-
 def test_nothing_of_this_machine_is_in_the_graph(graph: onnx.ModelProto) -> None:
     data = graph.SerializeToString()
     assert b".py" not in data
     assert b"/" + b"home" not in data
     notes = {note.key for node in graph.graph.node for note in node.metadata_props}
     assert notes == {ROLE_KEY, ATTENTION_KEY}
-
-
-@pytest.mark.nightly
-@pytest.mark.integration
-def test_an_unfolded_graph_is_refused(folded: FoldedModel) -> None:
-    unfolded = onnx_from_model(small(GMM), preprocessing=None, max_batch=4)
-    with pytest.raises(ExportError):
-        prove_folded(unfolded, folded.masks, folded.biases)
 
 
 def test_a_graph_of_other_masks_is_refused(graph: onnx.ModelProto, folded: FoldedModel) -> None:

@@ -11,8 +11,8 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.declared import ROLE_KEY, declare
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
-from gmmvit_deploy.graphs.roles import attentions_of, roles_of, unknown_operators
-from gmmvit_deploy.precision import ROLES, Precision, Role
+from gmmvit_deploy.graphs.roles import attentions_of, require_known_roles, roles_of
+from gmmvit_deploy.precision import PRECISIONS, ROLES, Precision, Role
 from tests.conftest import RELEASED
 from tests.golden_files import each_export
 
@@ -32,16 +32,6 @@ def graph_of(*nodes: onnx.NodeProto) -> onnx.GraphProto:
     return helper.make_graph(
         list(nodes), "g", [value("x", TensorProto.FLOAT, ["b", 2, 2])], [value("y", TensorProto.FLOAT, ["b", 2, 2])]
     )
-
-
-def test_a_softmax_that_is_no_attention() -> None:
-    graph = graph_of(
-        helper.make_node("Tanh", ["x"], ["t"], name="t"),
-        helper.make_node("Softmax", ["t"], ["p"], name="a/Softmax"),
-        helper.make_node("Identity", ["p"], ["y"], name="i"),
-    )
-    (attention,) = attentions_of(graph)
-    assert (attention.name, attention.known, attention.nodes) == ("a", False, ("a/Softmax",))
 
 
 @pytest.mark.parametrize(
@@ -78,12 +68,6 @@ def test_the_division_by_a_sum_is_a_norm(eps: bool) -> None:
 
 
 ODD = (helper.make_node("Tanh", ["x"], ["t"], name="odd"), helper.make_node("Softmax", ["t"], ["y"], name="p"))
-
-
-def test_an_operator_from_elsewhere_without_a_rule_is_unknown() -> None:
-    graph = graph_of(*ODD)
-    assert roles_of(graph) == {"odd": "unknown", "p": "softmax"}
-    assert unknown_operators(graph) == ("odd: Tanh",)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
@@ -131,3 +115,48 @@ def test_a_number_for_each_head_is_a_scale_to_the_rules() -> None:
     output = value("y", TensorProto.FLOAT, ["b", 2, 3, 3])
     graph = helper.make_graph(nodes, "g", inputs, [output], [constant])
     assert roles_of(graph)["temperature"] == "scale"
+
+
+# ---- operators without a known role --------------------------------------------------------------------------------
+
+
+def chain_of(*operators: tuple[str, str, Role | None]) -> onnx.GraphProto:
+    """Return a chain of nodes; each operator is (name of the node, operator, declared role or None)."""
+    nodes = []
+    for index, (name, operator, role) in enumerate(operators):
+        last = index == len(operators) - 1
+        node = helper.make_node(
+            operator, [f"t{index}" if index else "x"], ["y" if last else f"t{index + 1}"], name=name
+        )
+        nodes.append(node if role is None else declare(node, role))
+    return graph_of(*nodes)
+
+
+OUTSIDE = chain_of(
+    ("network.stem/Relu", "Relu", "activation"),
+    ("network.stages.0.act/HardSwish.1", "HardSwish", "unknown"),
+    ("network.stages.1.act/HardSwish", "HardSwish", "unknown"),
+    ("network.head/Tanh", "Tanh", "unknown"),
+)
+
+
+@pytest.mark.parametrize("precision", [precision for precision in PRECISIONS if precision != "fp32"])
+def test_the_first_operator_without_a_known_role_is_named(precision: Precision) -> None:
+    with pytest.raises(ExportError) as error:
+        require_known_roles(OUTSIDE, precision, what="runs/bundle")
+    assert str(error.value) == (
+        f"runs/bundle: {precision} needs a known role for each operator; node network.stages.0.act/HardSwish.1 has "
+        "none; this model runs in fp32"
+    )
+    assert error.value.hint == (
+        f"remove {precision} from the precisions; operators of this model without a known role: HardSwish, Tanh"
+    )
+
+
+def test_a_graph_without_declared_roles_is_accepted() -> None:
+    """The operators of a graph from another exporter compute in float32 in every precision."""
+    graph = chain_of(("act/HardSwish", "HardSwish", None))
+    assert roles_of(graph)["act/HardSwish"] == "head"  # the node that outputs the logits
+    graph = chain_of(("act/HardSwish", "HardSwish", None), ("head/Relu", "Relu", None))
+    assert roles_of(graph)["act/HardSwish"] == "unknown"
+    require_known_roles(graph, "fp16", what="m")

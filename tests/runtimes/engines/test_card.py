@@ -34,10 +34,8 @@ def edited(path: Path, **changes: object) -> None:
             "the plan was changed or damaged",
         ),
         (lambda p: (p / "card.json").write_text("{"), "expected the build report of an engine"),
-        (lambda p: (p / "card.json").write_text("[]"), "expected the build report of an engine"),
         (lambda p: edited(p, format="gmmvit-engine/9"), "expected format 'gmmvit-engine/1'"),
         (lambda p: edited(p, profiles=["8:4:2"]), "expected the build report of an engine"),
-        (lambda p: edited(p, more=1), "expected the build report of an engine"),
     ],
 )
 def test_an_engine_that_is_not_whole(damage: object, message: str, engine: Engine, tmp_path: Path) -> None:
