@@ -68,7 +68,7 @@ class ParityRun:
         return list(self.kept.values())[-1]
 
     def graph_of(self, runner: Runner) -> QuantisedGraph | None:
-        """Return the runner's quantised graph, which runners of the same graph share; None for other precisions."""
+        """Return the runner's quantised graph, which runners share; None for other precisions."""
         if runner.precision not in QUANTIZED:
             return None
         for_cpu = runner.device == "cpu"
@@ -82,13 +82,11 @@ class ParityRun:
 class Answers:
     """What a runner answered to a batch of inputs.
 
-    inputs: the name of the set of inputs.  real: True for images of the data.
-    known: the batch with PyTorch's logits.  batch: the number of inputs in the runner's batches.
+    inputs: the name of the set of inputs.  real: True for images of the data.  batch: the size of the runner's batches.
     logits: (B, C), in the shape that the runner gave.  features: (B, D); None if the bundle has none beside logits.
     new: (B,), which images did not calibrate the runner's quantised graph, and so can judge it.
     of_graph: (B, C), the logits of the quantised graph with every rounding; None for other precisions.
-    without_kernels: the logits of the new images in the same graph and runtime without this project's kernels; None
-    without kernels.
+    without_kernels: the logits of the new images in the same runtime without our kernels; None without kernels.
     """
 
     inputs: str
@@ -111,8 +109,7 @@ class Answers:
 class RunnerUnderTest:
     """A runner with its checks; it computes all inputs in batches of each size of ``batches``.
 
-    Kernels, and what a runtime makes of a graph, depend on the size: so the runner is judged one by one and in batches,
-    as it is served, and the worst result of a check counts.
+    Kernels, and what a runtime makes of a graph, depend on the size: so the worst result of a check counts.
     graph: the quantised graph of the runner; None for other precisions.
     """
 

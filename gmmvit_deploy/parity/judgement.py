@@ -73,7 +73,7 @@ def wrong_labels_in(stream: ImageStream) -> str:
 
 
 def failed_checks(report: RunnerReport) -> list[str]:
-    """Return ``NAME: reason`` for each failed check, but for shares that parity holds to gates of its own."""
+    """Return ``NAME: reason`` of failed checks, but for shares that parity holds to gates of its own."""
     return [
         f"{check.name}: {reason}"
         for check in report.checks

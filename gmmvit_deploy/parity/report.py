@@ -35,10 +35,10 @@ def shown_inputs(name: str) -> str:
 class RunnerReport:
     """The results of the checks of a runner.
 
-    runner: the name of the runner.  batches: the sizes of the batches in which it computed all inputs.
-    provenance: the identity of the program that ran, such as hashes and versions, and its settings: name → value.
-    points: three arrays (N,) over all inputs, used only by the plot: the margins of the predicted classes, the largest
-    errors of a logit, and True for each flipped class.
+    batches: the sizes of the batches in which it computed all inputs.
+    provenance: what ran: hashes, versions and settings, by name.
+    points: for the plot, three arrays (N,) over all inputs: the margins of the predicted classes, the largest errors of
+    a logit, and True for each flipped class.
     """
 
     runner: str
@@ -62,10 +62,8 @@ class ParityReport:
     """The results of the checks of a bundle and of the bundle's runners.
 
     bundle: the path and the hashes of the bundle, and a description of the model.
-    versions: the name of a tool → its version.
     data: the name, number and hash of the real images; None without real images.
-    checks: the checks of the bundle itself, which do not depend on a runner.
-    runners: the checks of each runner.  skipped: runners that were left out, each with the reason.
+    checks: those of the bundle itself.  skipped: runners that were left out, each with the reason.
     """
 
     bundle: Mapping[str, Any]
@@ -95,7 +93,7 @@ class ParityReport:
         return self.verdict == "failed"
 
     def left_out(self) -> str:
-        """Return a text about copies, and files that are not among the images of the data; empty if there are none."""
+        """Return a text about copies, and files that are no images of the data, or ""."""
         data = self.data or {}
         kinds = [LeftOutKind(**kind) for kind in data.get("left_out", ())]
         copies = data.get("copies", 0)
@@ -103,10 +101,7 @@ class ParityReport:
         return "; ".join(words + ([left_out_text(kinds)] if kinds else []))
 
     def undecided(self, options: Iterable[str]) -> list[str]:
-        """Return ``option: runner: reason`` for each option with a gate that could not be decided for a runner.
-
-        options: names of `GATES`.
-        """
+        """Return ``option: runner: reason`` for each option of `GATES` that could not be decided for a runner."""
         return [
             f"{option}: {runner.runner}: {'; '.join(check.reasons)}"
             for option in options

@@ -74,11 +74,10 @@ def _are_halves(logits: NDArray[Any], trained: NDArray[Any], limit: float) -> bo
 
 @torch.inference_mode()
 def suspects(bundle: Bundle, reference: Reference, inputs: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield (name of the mistake, float32 logits (B, C) with the mistake) for every mistake that applies to this model.
+    """Yield (name, float32 logits (B, C)) for every mistake that applies to this model and changes its logits.
 
-    Each mistake in a step is made in all attention layers of the trained model. If the graph leaves out a mask that has
-    no influence on the logits, each mistake is also made in the layers whose masks are in the graph, and only there. A
-    mistake that leaves the logits unchanged, bit for bit, is omitted: a runner with such a mistake is right.
+    Each mistake in a step is made in all attention layers; if the graph leaves out a mask that has no influence on the
+    logits, also in the layers alone whose masks are in the graph.
     inputs: (B, …) in the form of the graph's input.
     """
     tensors = reference.tensors(inputs)
@@ -144,7 +143,7 @@ def _step_mistakes_in_graph(bundle: Bundle, model: Model) -> Iterator[tuple[str,
 
 
 def _make(mistake: str, model: Model) -> bool:
-    """Make a mistake in every step that lists this mistake; return False if the model stays unchanged."""
+    """Make a mistake in every step that lists it; return False if none does."""
     changed = False
     for _, scores in attention_scores(model):
         for step_name, step in list(scores.steps()):
