@@ -99,7 +99,7 @@ class Accuracy:
     def right(self, labels: Sequence[Label], logits: NDArray[Any]) -> list[bool | None]:
         """Return for each image whether the logits (B, C) give its class; None if unlabelled.  Errors: as for `add`."""
         known, true = self._true(labels)
-        answers = iter(_right(logits[known], true, 1).tolist())
+        answers = iter(_right(logits[known], true, 1).astype(bool).tolist())
         return [next(answers) if labelled else None for labelled in known]
 
     def _true(self, labels: Sequence[Label]) -> tuple[NDArray[Any], NDArray[Any]]:
