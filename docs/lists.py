@@ -49,7 +49,9 @@ def api_list(page: str) -> str:
     lines += [_item(name, getattr(gmmvit_deploy, name)) for name in sorted(gmmvit_deploy._FACE)]
     for module in re.findall(r"^::: (\S+)$", page, re.MULTILINE):
         loaded = importlib.import_module(module)
-        functions = {name: getattr(loaded, name) for name in loaded.__all__ if name not in gmmvit_deploy._FACE}
+        defined = [name for name, value in vars(loaded).items() if getattr(value, "__module__", "") == module]
+        public = getattr(loaded, "__all__", [name for name in defined if not name.startswith("_")])
+        functions = {name: getattr(loaded, name) for name in public if name not in gmmvit_deploy._FACE}
         items = [_item(name, value) for name, value in functions.items() if inspect.isfunction(value)]
         if items:
             lines += ["", f"In `{module}`:", "", *items]
