@@ -47,7 +47,7 @@ from gmmvit_deploy.runtimes.runners.onnxruntime import CUDA_OPTIONS
 
 _OF_PYTORCH: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 _FP8_CAPABILITY = (8, 9)
-PROFILES = tuple(Profile(least=batch, best=batch, most=batch) for batch in BATCHES)
+PROFILES = tuple(Profile(minimum=batch, optimum=batch, maximum=batch) for batch in BATCHES)
 
 
 def with_tensorrt(family: Family, graph: str, precision: Precision) -> Program:

@@ -331,7 +331,7 @@ def _builds(name: str) -> str:
         onnx.write_bytes(_probe())
         folder.mkdir()
         built = build_plan(
-            onnx, options, (Profile(least=1, best=1, most=2),), flavor, tensor="x", shape=(8,), folder=folder
+            onnx, options, (Profile(minimum=1, optimum=1, maximum=2),), flavor, tensor="x", shape=(8,), folder=folder
         )
         size = built.path.stat().st_size
     place = f"on {gpu.name}" if gpu else f"without a GPU, for {', '.join(flavor.capabilities)}"

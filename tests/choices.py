@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.bundle.choices import Candidate, Choice, Gate, JudgedImages, Machine, Measured, write_choice
+from gmmvit_deploy.bundle.choices import Candidate, Choice, JudgedImages, Machine, Measured, write_choice
+from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 from gmmvit_deploy.runtimes.runners.open import graph_of
@@ -37,7 +38,7 @@ def chosen_bundle(
         goal="latency",
         batch=1,
         base=RunnerName("onnxruntime"),
-        gate=Gate(kind="kept decisions", least=0.5),
+        gate=Gate(keep_decisions=0.5),
         images=JudgedImages(source="folder:val", count=500, sha256="ab", labelled=False, copies=0, batches=(1, 16)),
         candidates=(Candidate(runner=RunnerName("openvino", "int8"), passed=False, reason="slower"), *candidates),
         versions=runtime_versions() | (versions or {}),

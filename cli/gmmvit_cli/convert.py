@@ -11,8 +11,8 @@ from gmmvit_cli.options import AsJson, Calibration, CalibrationImages, require_c
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, completion, listed
 from gmmvit_cli.progress import progress
+from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export.gates import Gate
 from gmmvit_deploy.precision import PRECISIONS, Precision, precisions_from
 
 if TYPE_CHECKING:
@@ -107,12 +107,6 @@ def _program_words(program: Mapping[str, Any]) -> str:
     if "skipped" in program:
         return f"skipped: {program['skipped']}"
     return f"{program['largest_abs']:.1e} (limit {program['limit']:.1e})"
-
-
-def note_disagreements(graph: str, disagreements: Sequence[str]) -> None:
-    """Report nodes whose declared role is doubtful: a node with a wrong role computes in a wrong data type."""
-    for line in disagreements:
-        note(f"{graph}: check the role of this node (what the node is for), which decides its data type: {line}")
 
 
 def _row(name: str, record: VariantRecord) -> tuple[str, str, str, str]:
@@ -221,7 +215,6 @@ def print_variants(variants: list[Variant]) -> None:
                     str(sum(mask.saturated for mask in heads)),
                 )
             )
-        note_disagreements(variant.path.name, record.role_disagreements)
         print_gate(graphs)
     head = ("precision", "largest error of a logit", "relative to the largest logit", "calibrated on")
     print_table(head, rows)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import typer
 
 from gmmvit_cli.commands import collect_garbage_rarely
-from gmmvit_cli.convert import note_disagreements, print_variants
+from gmmvit_cli.convert import print_variants
 from gmmvit_cli.models import Architecture, Head, ImageSize, ModelArgs, Preset, ResizeTo, Settings
 from gmmvit_cli.options import (
     AsJson,
@@ -225,7 +225,6 @@ def export(
     print_table(("", ""), rows)
     if any(variant.record for variant in variants):
         print_variants(variants)
-    note_disagreements("model.onnx", manifest.role_disagreements)
     typer.echo(out)
 
 

@@ -12,6 +12,7 @@ from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, Panel
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.bundle.choices import Goal
+from gmmvit_deploy.precision import SPECS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.choices import Choice
@@ -20,6 +21,7 @@ EXAMPLE = """gmmvit optimize bundle --data digits --calibration digits#train
 gmmvit optimize bundle --data folder:VAL --for throughput --report page.html"""
 
 _GOAL = Panel("Goal")
+_INT8 = SPECS["int8"]
 
 
 def optimize(
@@ -42,7 +44,7 @@ def optimize(
     gate: float | None = _GOAL.option(
         "SHARE",
         "What a precision must reach: of PyTorch's accuracy with labelled images, or of the decisions without labels.",
-        show_default="0.99 with labels, 0.97 without",
+        show_default=f"{_INT8.accuracy_gate} with labels, {_INT8.kept_gate} without",
     ),
     keep_decisions: float | None = _GOAL.option(
         "SHARE", "In place of --gate: the share of PyTorch's decisions to keep, also with labelled images."

@@ -25,6 +25,7 @@ from gmmvit_cli.output import note, print_error, print_json, print_table
 from gmmvit_cli.panels import GENERAL, INPUT, Panel
 from gmmvit_cli.progress import progress
 from gmmvit_cli.runners import PrecisionOfRunners, Urls, opened_runners, runner_option
+from gmmvit_deploy.precision import SPECS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.parity.report import ParityReport
@@ -69,12 +70,12 @@ def parity(
     gate: float | None = _CHECKS.option(
         "FRACTION",
         "Minimum accuracy to pass, as a fraction of PyTorch's, in top-1 and, with more than five classes, top-5.",
-        show_default="0.999, but 0.99 for int8 and fp8",
+        show_default=f"{SPECS['fp32'].accuracy_gate}, but {SPECS['int8'].accuracy_gate} for int8 and fp8",
     ),
     keep_decisions: float | None = _CHECKS.option(
         "FRACTION",
         "Minimum share of the images of --data for which the runner predicts PyTorch's class.",
-        show_default="0.97 for int8 and fp8",
+        show_default=f"{SPECS['int8'].kept_gate} for int8 and fp8",
     ),
     snr_db: float | None = _CHECKS.option(
         "DB",
@@ -121,8 +122,9 @@ def parity(
         opened = open_bundle(bundle)
 
         # Imports PyTorch: a bundle that is missing is refused without it.
-        from gmmvit_deploy.parity.check import ParityOptions, check_parity
+        from gmmvit_deploy.parity.check import check_parity
         from gmmvit_deploy.parity.choice import with_choice
+        from gmmvit_deploy.parity.options import ParityOptions
         from gmmvit_deploy.parity.page import write_page
 
         options = ParityOptions(
@@ -177,8 +179,6 @@ _MAX_REASONS = 8
 
 
 def _print(report: ParityReport, *, decided: bool) -> None:
-    of_bundle = [("bundle", "", check) for check in report.checks]
-    of_runners = [(runner.runner, runner.precision, check) for runner in report.runners for check in runner.checks]
     rows = [
         (
             who,
@@ -187,7 +187,7 @@ def _print(report: ParityReport, *, decided: bool) -> None:
             check.verdict.upper() if check.verdict == "failed" else check.verdict,
             check.summary,
         )
-        for who, precision, check in of_bundle + of_runners
+        for who, precision, check in report.all_checks
     ]
     print_table(("runner", "precision", "check", "verdict", "result"), rows, title=str(report.bundle["path"]))
     for reason in report.skipped:
@@ -201,7 +201,7 @@ def _print(report: ParityReport, *, decided: bool) -> None:
         typer.echo(f"skipped {report.data['broken']} of {report.data['of']:,} images, which cannot be read:{shown}")
     if left_out := report.left_out():
         typer.echo(left_out)
-    for who, _, check in of_bundle + of_runners:
+    for who, _, check in report.all_checks:
         if check.verdict in ("failed", "undecided"):
             for why in check.reasons[:_MAX_REASONS]:
                 typer.echo(f"{check.verdict}: {who}: {check.name}: {why}")
@@ -210,7 +210,7 @@ def _print(report: ParityReport, *, decided: bool) -> None:
                     f"{check.verdict}: {who}: {check.name}: {len(check.reasons) - _MAX_REASONS} more reasons; "
                     "--json lists all"
                 )
-    failed = {check.name for *_, check in of_bundle + of_runners if check.verdict == "failed"}
+    failed = {check.name for *_, check in report.all_checks if check.verdict == "failed"}
     words = {
         "passed": "passed",
         "failed": f"FAILED: {', '.join(sorted(failed))}",

@@ -85,7 +85,7 @@ def repository(
     from gmmvit_deploy.serving.options import RepositoryOptions
     from gmmvit_deploy.serving.repository import repository_from_bundle
 
-    named = runner_on(accelerator, backend, runner)
+    named = None if runner is None else runner_from(runner)
     default: Backend = "onnxruntime" if named is not None and named.name in ON_GPUS else "python"
     options = RepositoryOptions(
         backend=backend or default,

@@ -18,11 +18,12 @@ from gmmvit_deploy.bench.served_load import search_rate
 from gmmvit_deploy.bench.waterfall import waterfall
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.export.golden import fresh_inputs
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.images.data.images import Images
 from gmmvit_deploy.models.families import family_of
-from gmmvit_deploy.parity.inputs import ImageStream, fresh_inputs
+from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.reports.reporting import described_bundle
 from gmmvit_deploy.runtimes.runners.runner import Device, Runner, judging

@@ -20,10 +20,10 @@ from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.served_load import LoadSearch, search_rate
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.export.golden import fresh_inputs
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import require_free
 from gmmvit_deploy.measure.load import Work, drive
-from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.progress import OnProgress, Progress, detailed, ignore
 from gmmvit_deploy.reports.reporting import described_bundle, plain
 from gmmvit_deploy.runner_name import RunnerName

@@ -114,8 +114,6 @@ class Manifest:
     opset: the version of the ONNX operators.
     folding: the names of the folding passes that changed the model.
     masks, biases: the record of the mask and of the bias on the attention scores of each layer.
-    role_disagreements: a description of each node of ``model.onnx`` whose declared role differs from the inferred role.
-    A role says what the node is for (`graphs/roles.py`).
     export_parity: runner → largest difference from PyTorch's logits at export. Two entries are no runners: the limit of
     these differences, and the spread, the largest difference of PyTorch's logits of a class between two golden inputs.
     export_skipped: runner → reason why export left the runner out.
@@ -146,7 +144,6 @@ class Manifest:
     folding: tuple[str, ...]
     masks: tuple[ConstantRecord, ...]
     biases: tuple[ConstantRecord, ...]
-    role_disagreements: tuple[str, ...]
     export_parity: dict[str, float]
     export_skipped: dict[str, str]
     float32_noise: float
@@ -213,7 +210,7 @@ class Manifest:
         fields["outputs"] = tuple(OutputRecord(**{**o, "shape": tuple(o["shape"])}) for o in fields["outputs"])
         for name in ("masks", "biases"):
             fields[name] = tuple(_constant_record(record) for record in fields[name])
-        for name in ("labels", "folding", "role_disagreements", "thresholds", "wrong_runners"):
+        for name in ("labels", "folding", "thresholds", "wrong_runners"):
             fields[name] = tuple(fields[name])
         return cls(**fields)
 

@@ -12,12 +12,12 @@ with one entry for each kind of machine. A graph's SHA-256 ties a candidate to t
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_file
 from gmmvit_deploy.precision import precision_from
@@ -30,7 +30,6 @@ __all__ = [
     "CHOICES_FILE",
     "Candidate",
     "Choice",
-    "Gate",
     "Goal",
     "JudgedImages",
     "Machine",
@@ -42,7 +41,6 @@ __all__ = [
 CHOICES_FILE = "runners.json"
 _FORMAT = 1
 Goal = Literal["latency", "throughput"]
-GateKind = Literal["accuracy ratio", "kept decisions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,25 +70,6 @@ class Measured:
     @classmethod
     def of(cls, ratio: Ratio) -> Measured:
         return cls(value=ratio.median, low=ratio.low, high=ratio.high)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
-    """What a candidate must reach.
-
-    kind: ``accuracy ratio`` is the candidate's accuracy divided by that of float32, on labelled images;
-    ``kept decisions`` is the share of the images for which the candidate's decision is that of float32.
-    least: the smallest value that passes.
-    """
-
-    kind: GateKind
-    least: float
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(GateKind):
-            raise ValueError(f"gate: expected one of {', '.join(get_args(GateKind))}, got {self.kind!r}")
-        if not math.isfinite(self.least):
-            raise ValueError(f"gate: expected a number, got {self.least}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,6 @@ class VariantRecord:
     is the largest absolute difference between the logits of this graph and of the float32 graph on the random inputs of
     a parity run.
     versions: name → version of this package, Python and other packages at conversion.
-    role_disagreements: a description of each node whose declared role differs from the inferred role.
     programs: name of a runner (a runtime that ran the graph) → the largest difference of the runner's logits from the
     golden logits, and the limit; or the reason why the runner was left out, and ``wrong`` if it cannot run the graph
     or exceeds the limit.
@@ -97,7 +96,6 @@ class VariantRecord:
     calibration: Mapping[str, Any] | None
     golden: Mapping[str, float]
     versions: Mapping[str, str]
-    role_disagreements: tuple[str, ...] = ()
     programs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     data_sha256: str = ""
     speed: Mapping[str, Any] = field(default_factory=dict)
@@ -137,7 +135,6 @@ class VariantRecord:
         if data["format"] != VARIANT_FORMAT:
             raise ValueError(f"expected the format {VARIANT_FORMAT!r}, got {data['format']!r}")
         fields = {name: value for name, value in data.items() if name != "format"}
-        fields["role_disagreements"] = tuple(fields["role_disagreements"])
         fields["masks"] = tuple(MaskChange(**mask) for mask in fields["masks"])
         fields["cpu"] = None if fields["cpu"] is None else cls.from_json(fields["cpu"])
         return cls(**fields)

@@ -30,7 +30,8 @@ from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.models.specs import MaskKind
 from gmmvit_deploy.parity import page as parity_page
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle

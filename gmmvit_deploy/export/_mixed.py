@@ -1,4 +1,4 @@
-"""Move projections of an int8 graph to more exact forms until its answers pass a gate (`export.gates`).
+"""Move projections of an int8 graph to more exact forms until its answers pass a gate (`bundle.gates`).
 
     error of a projection  the mean square error of the logits if only this projection is quantised
     gain of a projection   its time in the float32 graph minus its time in the int8 graph, in OpenVINO on this machine
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
 
-    from gmmvit_deploy.export.gates import Gate
+    from gmmvit_deploy.bundle.gates import Gate
 
 __all__ = ["Judge", "Moved", "moved_projections"]
 

@@ -30,7 +30,6 @@ from gmmvit_deploy.export.options import ExportOptions
 from gmmvit_deploy.export.variants import CALIBRATION_IMAGES, variants_from_bundle
 from gmmvit_deploy.files.writing import new_folder, require_free, sha256_of_file
 from gmmvit_deploy.graphs.proof import prove_folded
-from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.graphs.weights import write_graph
 from gmmvit_deploy.images.labels import LabelSet
 from gmmvit_deploy.images.names import clean_name
@@ -123,7 +122,7 @@ def bundle_from_checkpoint(
         begin(3)
         inside = image if options.input_kind == "pixels" else None
         proto = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
-        masks, biases = prove_folded(proto, folded, foreign=folded.model.foreign)
+        masks, biases = prove_folded(proto, folded.masks, folded.biases, foreign=folded.model.foreign)
         notes = {"gmmvit.checkpoint_sha256": loaded.file.sha256}
         notes |= {f"gmmvit.mask_sha256.{mask.layer}": mask.constant_sha256 for mask in masks}
         for key, value in notes.items():
@@ -151,7 +150,6 @@ def bundle_from_checkpoint(
             folding=tuple(name for name, changed in folded.passes.items() if changed),
             masks=masks,
             biases=biases,
-            role_disagreements=role_disagreements(proto.graph),
             export_parity={},
             export_skipped={},
             float32_noise=noises[0].largest,

@@ -30,7 +30,7 @@ from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.masks import prove_masks
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import quantize_graph
-from gmmvit_deploy.graphs.roles import require_known_roles, role_disagreements
+from gmmvit_deploy.graphs.roles import require_known_roles
 from gmmvit_deploy.graphs.smoothing import factors_between, smoothed_by
 from gmmvit_deploy.models.folding.engine_forms import pad_heads
 from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
+    from gmmvit_deploy.bundle.gates import Gate
     from gmmvit_deploy.export._recipes import Recipe
-    from gmmvit_deploy.export.gates import Gate
     from gmmvit_deploy.images.spec import ImageSpec
     from gmmvit_deploy.models.layers.model import Model
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
@@ -61,7 +61,6 @@ class PreparedGraph:
     constants: layer → name of the layer's mask in the graph.
     mask_sha256: layer → SHA-256 of the bytes of the layer's mask in the graph.
     calibration: the field ``calibration`` of `VariantRecord`; None without calibration.
-    role_disagreements: the result of `graphs.roles.role_disagreements`.
     """
 
     proto: ModelProto
@@ -69,7 +68,6 @@ class PreparedGraph:
     constants: dict[str, str]
     mask_sha256: dict[str, str]
     calibration: dict[str, Any] | None
-    role_disagreements: tuple[str, ...]
 
 
 def prepared_graph(
@@ -159,8 +157,7 @@ def graph_from_model(
     folded = _folded(model, precision, padded=padded, for_cpu=for_cpu)
     proto = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
     require_known_roles(proto.graph, precision, what=what)
-    records, _ = prove_folded(proto, folded, foreign=folded.model.foreign)
-    disagreements = role_disagreements(proto.graph)
+    records, _ = prove_folded(proto, folded.masks, folded.biases, foreign=folded.model.foreign)
     notes: dict[str, Any] | None = None
     shapes = list(proto.graph.value_info)
     if calibration is not None:
@@ -193,7 +190,6 @@ def graph_from_model(
         constants=constants,
         mask_sha256=hashes,
         calibration=notes,
-        role_disagreements=disagreements,
     )
 
 

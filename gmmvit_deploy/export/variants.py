@@ -51,8 +51,8 @@ from gmmvit_deploy.tolerances import limit_from_stored
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from gmmvit_deploy.bundle.gates import Gate
     from gmmvit_deploy.export._recipes import Recipe
-    from gmmvit_deploy.export.gates import Gate
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
 
 __all__ = ["CALIBRATION_IMAGES", "variant_from_bundle", "variant_from_copy", "variants_from_bundle"]
@@ -264,7 +264,6 @@ def _recorded(
         calibration=prepared.calibration,
         golden=_measured(bundle, prepared.proto, precision, path.name),
         versions=tool_versions("openvino"),
-        role_disagreements=prepared.role_disagreements,
     )
     variant = Variant(precision=precision, path=path, sha256=hashes[0], record=record)
     record = replace(record, programs=_proven(bundle, variant, record.golden["largest_abs"]))

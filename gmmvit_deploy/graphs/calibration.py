@@ -18,20 +18,18 @@ values grow with the value, and the extremes are always the range.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gmmvit_deploy.errors import InputError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-__all__ = ["RANGES", "Calibration", "Observed", "RangeRule", "ranges_of"]
 
 RangeRule = Literal["extremes", "mean extremes", "percentile", "least error"]
 RANGES: tuple[RangeRule, ...] = get_args(RangeRule)
 _BINS = 2048
 _ROWS = 2048
-"""The most rows of a batch from which the second moments are computed, for time."""
+"""Maximum number of rows of a batch from which the second moments are computed, for time."""
 _CUT_SHARE = 1e-5
 
 
@@ -46,8 +44,6 @@ class Observed:
     """
 
     def __init__(self) -> None:
-        import numpy as np
-
         self.lows: list[float] = []
         self.highs: list[float] = []
         self.counts: NDArray[Any] = np.zeros(_BINS)
@@ -62,8 +58,6 @@ class Observed:
 
     def add(self, values: NDArray[Any], *, moments: bool) -> None:
         """Add the values (B, …, C) of a batch, all finite.  moments: True to add to ``moments``."""
-        import numpy as np
-
         by_image = values.reshape(len(values), -1)
         self.lows += by_image.min(1).tolist()
         self.highs += by_image.max(1).tolist()
@@ -83,22 +77,14 @@ class Observed:
 
 
 class Calibration:
-    """What calibration measures of all activations.
-
-    images: the number of images.  observed: name of an activation → what was measured of it.
-    """
+    """What calibration measures of all activations, by name.  images: the number of images."""
 
     def __init__(self) -> None:
         self.images = 0
         self.observed: dict[str, Observed] = {}
 
     def add(self, name: str, values: NDArray[Any], *, moments: bool = False) -> None:
-        """Add the values of a batch.  The arguments are as in `Observed.add`.
-
-        Errors: InputError when a value is not finite.
-        """
-        import numpy as np
-
+        """Add the values of a batch, as in `Observed.add`.  Errors: InputError when a value is not finite."""
         if not np.isfinite(values).all():
             raise InputError(f"calibration: tensor {name} has NaN or infinite values for these images")
         self.observed.setdefault(name, Observed()).add(values, moments=moments)
@@ -110,31 +96,22 @@ def ranges_of(calibration: Calibration, rule: RangeRule) -> Mapping[str, tuple[f
 
 
 def _range(observed: Observed, rule: RangeRule) -> tuple[float, float]:
-    import numpy as np
-
     if rule == "mean extremes":
         low, high = float(np.mean(observed.lows)), float(np.mean(observed.highs))
     else:
         low, high = min(observed.lows), max(observed.highs)
-    if rule == "percentile":
-        cut = _percentile(observed)
-        low, high = max(low, -cut), min(high, cut)
-    if rule == "least error":
-        cut = _least_error(observed)
+    if rule in ("percentile", "least error"):
+        cut = _percentile(observed) if rule == "percentile" else _least_error(observed)
         low, high = max(low, -cut), min(high, cut)
     return min(low, 0.0), max(high, 0.0)
 
 
 def _percentile(observed: Observed) -> float:
-    import numpy as np
-
     reached = np.searchsorted(np.cumsum(observed.counts), (1 - _CUT_SHARE) * observed.counts.sum())
     return float((reached + 1) * observed.top / _BINS)
 
 
 def _least_error(observed: Observed) -> float:
-    import numpy as np
-
     cuts = observed.largest * np.linspace(0.1, 1.0, 181)[:, None]
     values = (np.arange(_BINS) + 0.5) * (observed.top / _BINS)
     saturated = np.maximum(values - cuts, 0.0) ** 2

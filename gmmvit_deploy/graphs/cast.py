@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare, declared_attention
 from gmmvit_deploy.graphs.roles import roles_of
@@ -19,15 +21,12 @@ from gmmvit_deploy.precision import ROLES, ElementType, Precision, element_type
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
 
-__all__ = ["cast_graph", "numpy_type"]
-
 _FIRST_BF16_OPSET = 22
 
 
 def numpy_type(kind: ElementType) -> Any:
     """Return the numpy or ml_dtypes type for the name of a data type."""
     import ml_dtypes
-    import numpy as np
 
     return {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[kind]
 
@@ -93,7 +92,7 @@ class _Cast:
             self._image.update(node.output)
 
     def _kind(self, node: NodeProto) -> ElementType | None:
-        """Return the data type that the node computes in, or None if the inputs of the node are not cast."""
+        """Return the data type that the node computes in, or None if its inputs are not cast."""
         role = self._roles[node.name]
         if role == "input" and node.op_type == "Cast":
             self._kinds[node.output[0]] = "float32"
@@ -109,9 +108,8 @@ class _Cast:
         return self._types["residual"] if any(name in self._floats for name in node.input) else None
 
     def _as(self, name: str, kind: ElementType, *, reader: NodeProto) -> str:
-        """Add a Cast node or a constant that holds the tensor ``name`` in the data type ``kind``; return the new name.
+        """Return the name of the tensor in a data type, after adding a constant or a Cast node if it has another type.
 
-        For a tensor that already has this type, or is not a floating-point tensor, return ``name`` and add nothing.
         reader: the node that reads the tensor.  A Cast between two nodes of an attention belongs to the attention.
         """
         if name in self._floats:
@@ -132,7 +130,6 @@ class _Cast:
         return cast
 
     def _constant(self, name: str, kind: ElementType) -> str:
-        import numpy as np
         from onnx import numpy_helper
 
         cast = name if kind == "float32" else f"{name}.{kind}"

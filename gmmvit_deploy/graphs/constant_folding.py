@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from onnx import ModelProto, TensorProto
 
-__all__ = ["fold_constant_moves", "without_constant_nodes"]
-
 _MOVES = SHAPE_OPERATORS | {"GatherND"}
 _MAX_ELEMENTS = 2**28  # 1 GiB of float32
 
@@ -47,10 +45,7 @@ def _reads_constants_only(node: ir.Node) -> bool:
 
 
 def fold_constant_moves(proto: ModelProto) -> ModelProto:
-    """Return the graph with constants in place of the nodes that only move constants, or ``proto`` without such nodes.
-
-    The declared shapes of computed tensors are kept.
-    """
+    """Return the graph with constants in place of the nodes that only move constants, or ``proto`` without such."""
     from onnx import helper, numpy_helper
     from onnx.reference import ReferenceEvaluator
 

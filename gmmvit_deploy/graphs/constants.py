@@ -1,21 +1,16 @@
 """Types for the masks and biases of a folded model, and for the records in a bundle about these masks and biases.
 
 A mask multiplies the scores Q Kᵀ of an attention elementwise, and a bias is added to the scores. A folded model stores
-each mask and each bias as a constant. The checks of a graph take any objects with the protocols `LayerConstant` and
-`LayerConstants`. The classes `FoldedConstant` and `FoldedModel` in `folding.fold` implement the protocols. This module
-does not import these classes, so this module does not need torch.
+each as a constant. `LayerConstant` stands for ``FoldedConstant`` of the folding, which needs torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = ["ConstantRecord", "LayerConstant", "LayerConstants", "MaskChange", "array_of", "bytes_of_array"]
 
 
 class LayerConstant(Protocol):
@@ -29,16 +24,6 @@ class LayerConstant(Protocol):
 
     @property
     def constant(self) -> Any: ...
-
-
-class LayerConstants(Protocol):
-    """The masks and biases of a folded model."""
-
-    @property
-    def masks(self) -> Sequence[LayerConstant]: ...
-
-    @property
-    def biases(self) -> Sequence[LayerConstant]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +67,7 @@ class MaskChange:
 
 
 def array_of(values: Any) -> NDArray[Any]:
-    """Convert an array, or a tensor on the CPU, to a numpy array.  The tensor may require gradients."""
+    """Convert an array, or a tensor on the CPU, to a numpy array."""
     import numpy as np
 
     array: NDArray[Any] = np.asarray(values.detach() if hasattr(values, "detach") else values)
@@ -90,8 +75,5 @@ def array_of(values: Any) -> NDArray[Any]:
 
 
 def bytes_of_array(values: Any) -> bytes:
-    """Return the values as little-endian float32 bytes in C order.
-
-    The SHA-256 of a mask is computed from these bytes.
-    """
+    """Return the values as little-endian float32 bytes in C order, of which the SHA-256 of a mask is computed."""
     return array_of(values).astype("<f4", copy=False).tobytes()

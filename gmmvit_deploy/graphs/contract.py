@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-__all__ = ["graph_problem"]
-
 _LOOPS = ("Loop", "Scan")
-_MOST_LEVELS = 8
+_MAX_LEVELS = 8
 """The maximum depth of graphs inside nodes. Exports write none."""
 
 
@@ -44,8 +42,8 @@ def graph_problem(model: ModelProto, *, input_name: str, outputs: Sequence[str],
     for node, level in _nodes([*graph.node, *(node for function in model.functions for node in function.node)]):
         if node.op_type in _LOOPS:
             return f"expected no loop, got the operator {node.op_type} ({node.name or 'without a name'})"
-        if level > _MOST_LEVELS:
-            return f"expected at most {_MOST_LEVELS} levels of graphs inside operators"
+        if level > _MAX_LEVELS:
+            return f"expected at most {_MAX_LEVELS} levels of graphs inside operators"
     return ""
 
 
@@ -71,7 +69,7 @@ def _nodes(nodes: Iterable[NodeProto]) -> Iterator[tuple[NodeProto, int]]:
     while waiting:
         node, level = waiting.pop()
         yield node, level
-        if level <= _MOST_LEVELS:
+        if level <= _MAX_LEVELS:
             waiting += [(inner, level + 1) for graph in _graphs(node) for inner in graph.node]
 
 

@@ -17,16 +17,6 @@ from gmmvit_deploy.precision import Role
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-__all__ = [
-    "ATTENTION_KEY",
-    "ROLE_KEY",
-    "SHAPE_OPERATORS",
-    "Attention",
-    "declare",
-    "declared_attention",
-    "declared_role",
-]
-
 SHAPE_OPERATORS = frozenset(
     {
         "Concat",
@@ -51,11 +41,11 @@ ATTENTION_KEY = "gmmvit.attention"
 class Attention:
     """An attention in a graph.
 
-    name: the name of the attention's module, for example ``blocks.0.attention``.
-    nodes: the names of the attention's nodes, from the matrix product Q Kᵀ to the matrix product P V.
-    mask: the name of the constant matrix that multiplies the scores, or None if there is no such matrix.
-    mixes_heads: True if a matrix product with a (heads, heads) matrix mixes the heads before or after the softmax.
-    normalises_heads: True if a norm over the heads follows the softmax.
+    name: of the attention's module, for example ``blocks.0.attention``.
+    nodes: the names of its nodes, from the matrix product Q Kᵀ to the matrix product P V.
+    mask: the name of the constant matrix that multiplies the scores, or None.
+    mixes_heads: a (heads, heads) matrix mixes the heads before or after the softmax.
+    normalises_heads: a norm over the heads follows the softmax.
     known: False if the softmax is not between two matrix products; ``nodes`` then contains only the softmax.
     """
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gmmvit_deploy.graphs.quantize import DYNAMIC, output_axis
 from gmmvit_deploy.graphs.weights import without_weights
 from gmmvit_deploy.graphs.wiring import Wiring, copy_of, rewrite_graph
@@ -15,15 +17,12 @@ from gmmvit_deploy.graphs.wiring import Wiring, copy_of, rewrite_graph
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
 
-__all__ = ["with_quantized_activations", "without_bfloat16"]
-
 
 def without_bfloat16(proto: ModelProto) -> ModelProto:
-    """Return a graph in which float32 nodes replace the bfloat16 nodes, and Cast nodes round the results to bfloat16.
+    """Return a graph with float32 nodes in place of bfloat16 nodes, and Cast nodes that round their results.
 
     A graph without bfloat16 constants is returned unchanged.
     """
-    import numpy as np
     from onnx import TensorProto, helper, numpy_helper, shape_inference
 
     if not any(constant.data_type == TensorProto.BFLOAT16 for constant in proto.graph.initializer):
@@ -86,11 +85,7 @@ def with_quantized_activations(proto: ModelProto) -> ModelProto:
 
 
 def _rounded_groups(name: str, rounded: str, width: int, columns: int) -> tuple[list[NodeProto], list[TensorProto]]:
-    """Return the nodes that quantise and dequantise an activation (…, width) in groups, and their constants.
-
-    name, rounded: the tensor before and after.
-    """
-    import numpy as np
+    """Return the nodes from ``name`` (…, width) to ``rounded``, which quantise it in groups, and their constants."""
     from onnx import helper, numpy_helper
 
     padding = -width % columns

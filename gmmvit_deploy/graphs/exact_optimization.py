@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from numpy.typing import NDArray
-
-__all__ = ["optimize_exactly"]
 
 _NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
 _NEAR = {"Add": 2e-8, "Sub": 2e-8, "Mul": 2e-5, "Div": 2e-5}
@@ -24,11 +23,10 @@ _NEAR = {"Add": 2e-8, "Sub": 2e-8, "Mul": 2e-5, "Div": 2e-5}
 
 
 def optimize_exactly(model: ir.Model) -> None:
-    """Optimise the graph with onnxscript, without loss of scalars.
+    """Optimise the graph with onnxscript in place, without loss of scalars.
 
-    model: the ``model`` of the program that ``torch.onnx.export`` returns with ``optimize=False``. Several values of
-    this model can have the same name, which is not valid in a ModelProto. This function gives each value its own name,
-    and changes ``model``.
+    model: of the program that ``torch.onnx.export`` returns with ``optimize=False``, in which several values can have
+    the same name. Each gets its own name, as a ModelProto needs.
     """
     from onnx_ir.passes.common import NameFixPass
     from onnxscript import optimizer
@@ -44,14 +42,14 @@ def optimize_exactly(model: ir.Model) -> None:
 def _keep_scalars(graph: Any) -> None:
     """Give each scalar that is nearly neutral, but not neutral, the shape (1,).
 
-    A result without dimensions would get the shape (1,) as well, so its operator is left alone.
-    graph: a graph of onnx_ir.
+    A result without dimensions would get this shape as well, so its operator is left alone.
     """
     import onnx_ir as ir
 
     kept: dict[tuple[str, float], ir.Value] = {}
     for node in graph.all_nodes():
-        if node.domain or node.op_type not in _NEUTRAL or _has_no_dimensions(node.outputs[0]):
+        shape = node.outputs[0].shape
+        if node.domain or node.op_type not in _NEUTRAL or (shape is not None and not len(shape)):
             continue
         for index, value in enumerate(node.inputs):
             scalar = None if value is None else _nearly_neutral(value, node.op_type)
@@ -65,10 +63,6 @@ def _keep_scalars(graph: Any) -> None:
                 )
                 graph.register_initializer(kept[key])
             node.replace_input_with(index, kept[key])
-
-
-def _has_no_dimensions(value: Any) -> bool:
-    return value.shape is not None and not len(value.shape)
 
 
 def _nearly_neutral(value: Any, operator: str) -> NDArray[Any] | None:

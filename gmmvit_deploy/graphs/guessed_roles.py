@@ -28,8 +28,6 @@ from gmmvit_deploy.precision import Role
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto
 
-__all__ = ["guessed_attentions", "guessed_roles"]
-
 _DIRECT: dict[str, Role] = {
     "Softmax": "softmax",
     "LayerNormalization": "norm",
@@ -86,11 +84,9 @@ def _walk(
     talking: Mapping[str, Role],
     onwards: Callable[[NodeProto], NodeProto | None],
 ) -> list[NodeProto]:
-    """Return the nodes on the path from ``node`` to the next matrix product, including ``node`` and the matrix product.
+    """Return the nodes on the path from ``node`` to the next matrix product, with both; empty without such a product.
 
-    The result is empty if the path does not reach a matrix product.
-    talking: the result of `role_patterns.talking_heads`.
-    onwards: a function that returns the next node on the path, or None at the end of the path.
+    onwards: returns the next node on the path, or None at its end.
     """
     passed: list[NodeProto] = []
     while node is not None:
@@ -174,10 +170,7 @@ def _elementwise_role(node: NodeProto, wiring: Wiring, *, inside: bool, on_image
 
 
 def _factor_role(constant: TensorProto | None, size: int, *, inside: bool) -> Role:
-    """Return the role of an elementwise multiplication by a constant.
-
-    constant: the constant, or None if the graph computes it from other constants.  size: the number of elements.
-    """
+    """Return the role of an elementwise multiplication by a constant; None if the graph computes it from others."""
     dims = list(constant.dims) if constant is not None else []
     if size == 1:
         return "scale"

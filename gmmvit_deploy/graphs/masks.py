@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.cast import numpy_type
@@ -18,12 +21,9 @@ from gmmvit_deploy.graphs.wiring import copy_of, rewrite_graph
 from gmmvit_deploy.precision import element_type
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from onnx import ModelProto
 
     from gmmvit_deploy.precision import Precision
-
-__all__ = ["changes_of", "prove_masks", "require_folded", "with_masks_of_one"]
 
 _EXPORT = "type gmmvit export CHECKPOINT -o BUNDLE to write a graph with folded masks"
 
@@ -31,7 +31,6 @@ _EXPORT = "type gmmvit export CHECKPOINT -o BUNDLE to write a graph with folded 
 def changes_of(masks: Sequence[LayerConstant], precision: Precision) -> Iterator[MaskChange]:
     """Measure, for each head of each layer, how the cast to this precision changes the float32 mask."""
     import ml_dtypes
-    import numpy as np
 
     kind = numpy_type(element_type("mask", precision))
     smallest = float(ml_dtypes.finfo(kind).smallest_normal)  # type: ignore[no-untyped-call]
@@ -56,10 +55,7 @@ def changes_of(masks: Sequence[LayerConstant], precision: Precision) -> Iterator
 
 
 def require_folded(proto: ModelProto) -> None:
-    """Check that a graph is folded: the graph stores its masks and all other constants, and computes none at run time.
-
-    Errors: ExportError when the graph computes a mask or another constant at run time.
-    """
+    """Check that a graph computes no mask and no other constant at run time.  Errors: ExportError when it does."""
     if left := unfolded_operators(proto.graph):
         raise ExportError(
             f"the graph computes its mask at run time, with the operators {', '.join(left)}", hint=_EXPORT
@@ -78,13 +74,11 @@ def require_folded(proto: ModelProto) -> None:
 def prove_masks(
     proto: ModelProto, masks: Sequence[LayerConstant], records: Sequence[ConstantRecord], precision: Precision
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Check that a graph in another precision stores each mask as a constant.
+    """Check that a graph cast to ``precision`` stores each mask as a constant, equal to the cast mask bit for bit.
 
-    The constant must equal the mask of the folded model after the cast to the data type of masks, bit for bit.
-    proto: the graph after the cast to ``precision``.  masks: the masks of the folded model.
     records: the record of each mask, from the float32 graph before the cast.
     Returns (layer → name of the layer's mask in the graph, layer → SHA-256 of the bytes of this mask).
-    Errors: ExportError when a mask is absent or differs from the expected constant, and as in `require_folded`.
+    Errors: ExportError when a mask is absent or another, and as in `require_folded`.
     """
     from onnx import numpy_helper
 
@@ -103,13 +97,10 @@ def prove_masks(
 
 
 def with_masks_of_one(proto: ModelProto) -> ModelProto:
-    """Return a graph in which a scalar replaces every mask.
+    """Return a graph with an arbitrary scalar in place of every mask, to measure sizes and times: logits mean nothing.
 
-    A model without masks also multiplies the scores by a scalar, 1/√d for the head dim d. The scalar of this function
-    has the data type of the mask and an arbitrary value, so the logits are meaningless. Use the graph only to measure
-    sizes and times.
+    A model without masks multiplies the scores by a scalar too, 1/√d for the head dim d.
     """
-    import numpy as np
     from onnx import numpy_helper
 
     out = copy_of(proto)

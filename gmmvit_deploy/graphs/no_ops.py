@@ -16,16 +16,11 @@ from gmmvit_deploy.graphs.wiring import Wiring, copy_of, rewrite_graph
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
 
-__all__ = ["without_no_ops"]
-
 _BROADCASTING = frozenset({"Add", "Div", "Mul", "Sub"})
 
 
 def without_no_ops(proto: ModelProto) -> ModelProto:
-    """Return the graph without the nodes above and without nodes that no output depends on.
-
-    The declared shapes of the other tensors are kept. The result is ``proto`` if the graph has no such node.
-    """
+    """Return the graph without these nodes and what only they read; ``proto`` itself if it has no such node."""
     wiring, shapes = Wiring(proto.graph), _shapes(proto.graph)
     outputs = {value.name for value in proto.graph.output}
     same: dict[str, str] = {}  # output of a removed node → the tensor that its readers read instead
@@ -54,13 +49,11 @@ def _pads_nothing(node: NodeProto, wiring: Wiring) -> bool:
 
 
 def _keeps_shape(node: NodeProto, shapes: dict[str, list[int | str]]) -> bool:
-    """Return whether the node is a Reshape whose input has the shape of the output."""
     shape = shapes.get(node.output[0]) if node.op_type == "Reshape" else None
     return shape is not None and "" not in shape and shapes.get(node.input[0]) == shape
 
 
 def _only_broadcasts(node: NodeProto, wiring: Wiring, shapes: dict[str, list[int | str]]) -> bool:
-    """Return whether the node is an Expand whose readers broadcast the tensor to the same shape themselves."""
     shape = shapes.get(node.output[0]) if node.op_type == "Expand" else None
     if not shape or "" in shape:
         return False

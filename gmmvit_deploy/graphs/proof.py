@@ -9,16 +9,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.files.writing import sha256_of_bytes
-from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, LayerConstants, bytes_of_array
+from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, bytes_of_array
 from gmmvit_deploy.graphs.declared import declared_role
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from onnx import GraphProto, ModelProto, TensorProto
-
-__all__ = ["constant_nodes", "prove_folded", "stored_constants", "unfolded_operators"]
 
 FORBIDDEN = frozenset({"Einsum", "Exp", "Pow", "Reciprocal", "ScatterND", "Sqrt"})
 """Operators with which an unfolded graph computes its masks.  A folded graph contains no such operator."""
@@ -50,20 +49,21 @@ def unfolded_operators(graph: GraphProto) -> list[str]:
 
 
 def prove_folded(
-    proto: ModelProto, folded: LayerConstants, *, foreign: bool = False
+    proto: ModelProto,
+    masks: Sequence[LayerConstant],
+    biases: Sequence[LayerConstant],
+    *,
+    foreign: bool = False,
 ) -> tuple[tuple[ConstantRecord, ...], tuple[ConstantRecord, ...]]:
     """Check that a graph is folded.  Layers with equal masks, or with equal biases, may share a constant.
 
-    folded: the masks and biases of the folded model.
     foreign: True if another package defines the network, which may use the operators of `FORBIDDEN` for other purposes.
     Returns (the record of each mask, the record of each bias).
     Errors: ExportError when
 
-    - the graph contains an operator of `FORBIDDEN` outside norms and activations, or a node whose inputs are all
-      constants;
-    - a mask or bias is absent, or the graph has more copies of the mask or bias than layers with this mask or bias;
-    - the number of Mul nodes that read a mask, or of Add nodes that read a bias, differs from the number of layers with
-      this mask or bias, or another node reads the mask or bias.
+    - the graph contains an operator of `FORBIDDEN` outside norms and activations, or computes a constant;
+    - a mask or bias is absent, or has more copies than layers;
+    - other nodes read it than one Mul (a mask) or one Add (a bias) in each of its layers.
     """
     graph = proto.graph
     if not foreign and (left := unfolded_operators(graph)):
@@ -71,19 +71,19 @@ def prove_folded(
     if idle := constant_nodes(graph):
         raise ExportError(f"the graph computes constants at run time: {', '.join(idle)}")
     return (
-        _find_constants(graph, folded.masks, what="mask", operator="Mul"),
-        _find_constants(graph, folded.biases, what="bias", operator="Add"),
+        _find_constants(graph, masks, what="mask", operator="Mul"),
+        _find_constants(graph, biases, what="bias", operator="Add"),
     )
 
 
 def _find_constants(
     graph: GraphProto, constants: Sequence[LayerConstant], *, what: str, operator: str
 ) -> tuple[ConstantRecord, ...]:
-    names_by_bytes = _float_constants(graph, {tuple(folded_constant.constant.shape) for folded_constant in constants})
-    layers_by_bytes = Counter(bytes_of_array(folded_constant.constant) for folded_constant in constants)
+    names_by_bytes = _float_constants(graph, {tuple(folded.constant.shape) for folded in constants})
+    layers_by_bytes = Counter(bytes_of_array(folded.constant) for folded in constants)
     records = []
-    for folded_constant in constants:
-        data = bytes_of_array(folded_constant.constant)
+    for folded in constants:
+        data = bytes_of_array(folded.constant)
         names = names_by_bytes.get(data, [])
         layers = layers_by_bytes[data]
         # The exporter merges equal constants only if the constants are small. Layers with equal constants therefore
@@ -91,22 +91,21 @@ def _find_constants(
         if not 1 <= len(names) <= layers:
             once = "once" if layers == 1 else f"1 to {layers} times"
             raise ExportError(
-                f"{folded_constant.layer}: expected the {what} of this layer {once} in the graph, "
-                f"got {len(names)} times"
+                f"{folded.layer}: expected the {what} of this layer {once} in the graph, got {len(names)} times"
             )
         readers = {name: [node for node in graph.node if name in node.input] for name in names}
         uses = [node.op_type for nodes in readers.values() for node in nodes]
         if uses != [operator] * layers or not all(readers.values()):
             raise ExportError(
-                f"{folded_constant.layer}: expected one {operator} node in each layer with this {what} to read the "
+                f"{folded.layer}: expected one {operator} node in each layer with this {what} to read the "
                 f"{what}, and no other node; got {', '.join(uses) or 'no node'}"
             )
-        own = f"{folded_constant.layer}.scores"
+        own = f"{folded.layer}.scores"
         name = next((name for name in names if any(node.name.startswith(own) for node in readers[name])), names[0])
         records.append(
             ConstantRecord(
-                layer=folded_constant.layer,
-                shape=tuple(folded_constant.constant.shape),
+                layer=folded.layer,
+                shape=tuple(folded.constant.shape),
                 constant_sha256=sha256_of_bytes(data),
                 constant=name,
             )
@@ -115,7 +114,7 @@ def _find_constants(
 
 
 def stored_constants(graph: GraphProto) -> dict[str, NDArray[Any]]:
-    """Return name → values of each constant that the graph stores, as an initializer or in a Constant node."""
+    """Map the name of each constant, an initializer or a Constant node, to its values."""
     from onnx import numpy_helper
 
     return {name: numpy_helper.to_array(tensor) for name, tensor in _stored_tensors(graph).items()}

@@ -30,6 +30,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare
 from gmmvit_deploy.graphs.roles import roles_of
@@ -37,31 +40,15 @@ from gmmvit_deploy.graphs.wiring import attribute_of, copy_of, rewrite_graph
 from gmmvit_deploy.precision import SPECS, Precision
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-
-__all__ = [
-    "DYNAMIC",
-    "DYNAMIC_COLUMNS",
-    "Grid",
-    "activations_of",
-    "can_be_dynamic",
-    "grid_of",
-    "output_axis",
-    "projections_named",
-    "projections_of",
-    "quantize_graph",
-    "weight_matrix",
-    "weight_scales",
-]
 
 DYNAMIC = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 """The key in the metadata of a graph in the dynamic form, which holds `DYNAMIC_COLUMNS`.  It is OpenVINO's property."""
 DYNAMIC_COLUMNS = 64
 """Measured with DINOv2 ViT-S/14, 32 to 384: each doubling loses 0.1 dB, and 64 and 128 are the fastest."""
 _STEPS = 255  # of an activation with a zero point
-_MOST_USED = 0.75
+_MAX_USED = 0.75
 """An activation gets a zero point if its range is a smaller part of the symmetric range, as after GELU."""
 _PART = re.compile(r"\.parts\.\d+(?=/)")
 _SMALLEST_SCALE = 2.0**-24  # the smallest positive float16; scales are stored as float16
@@ -80,28 +67,17 @@ class Grid:
     @property
     def numpy_type(self) -> Any:
         import ml_dtypes
-        import numpy as np
 
         return np.int8 if self.name == "int8" else ml_dtypes.float8_e4m3fn
 
     def quantized(self, values: NDArray[Any], scale: NDArray[Any]) -> NDArray[Any]:
-        """Return ``values`` divided by ``scale``, rounded to the quantised data type.
-
-        Values outside the range of the data type saturate.  scale: an array that broadcasts to ``values``.
-        """
-        import numpy as np
-
+        """Return ``values`` divided by ``scale``, rounded to the quantised data type, in which others saturate."""
         scaled = np.clip(values / scale, -self.largest, self.largest)
         result: NDArray[Any] = (np.rint(scaled) if self.name == "int8" else scaled).astype(self.numpy_type)
         return result
 
     def scale(self, largest: NDArray[Any]) -> NDArray[Any]:
-        """Return the scale at which the magnitude ``largest`` becomes the largest quantised value, rounded to float16.
-
-        The rounding of the scale adds no error, because quantisation and dequantisation use the same rounded scale.
-        """
-        import numpy as np
-
+        """Return the scale at which the magnitude ``largest`` becomes the largest quantised value, as float16."""
         scales = np.maximum(np.asarray(largest, np.float64) / self.largest, _SMALLEST_SCALE)
         result: NDArray[Any] = scales.astype(np.float16).astype(np.float32)
         return result
@@ -153,8 +129,6 @@ def weight_matrix(projection: NodeProto, weight: NDArray[Any]) -> NDArray[Any]:
 
 def weight_scales(matrix: NDArray[Any], precision: Precision) -> NDArray[Any]:
     """Return the scale of each row of a weight (out, in)."""
-    import numpy as np
-
     return grid_of(precision).scale(np.abs(matrix).max(axis=1))
 
 
@@ -182,7 +156,6 @@ def quantize_graph(
     Errors: ExportError when ``ranges`` has no range for an activation, or a range that is empty or not finite; or
     without ranges, when all projections are convolutions.
     """
-    import numpy as np
     from onnx import numpy_helper
 
     out = copy_of(proto)
@@ -217,10 +190,7 @@ def quantize_graph(
 
 
 class _Pairs:
-    """Makes Q/DQ pairs.  Projections with the same weight share the DQ node of this weight.
-
-    nodes, constants: those of the quantised graph, in its order. `activation` and `weight` add the pairs to them.
-    """
+    """Makes Q/DQ pairs, and adds them to the nodes and constants of the quantised graph."""
 
     def __init__(self, grid: Grid, *, zero_points: bool, rounded: Mapping[str, NDArray[Any]]) -> None:
         self.nodes: list[NodeProto] = []
@@ -229,16 +199,14 @@ class _Pairs:
         self._made: dict[str, str] = {}
 
     def activation(self, reader: str, name: str, low: float, high: float) -> str:
-        """Make the nodes DQ(Q(x)) for the activation x of a projection; return the name of the DQ node's output.
+        """Make DQ(Q(x)) for the activation x, ``name``, of the projection ``reader``; return the name of its output.
 
-        reader: the name of the projection.  name: the name of x.  low, high: the range that does not saturate.
         Each projection has its own Q/DQ pair, so that an engine can fuse the pair with the projection.
         """
-        import numpy as np
         from onnx import helper
 
         stem = f"{reader}.input"
-        if self._zero_points and high - low < _MOST_USED * 2 * max(-low, high):
+        if self._zero_points and high - low < _MAX_USED * 2 * max(-low, high):
             step = np.maximum(np.float32((high - low) / _STEPS), np.float32(_SMALLEST_SCALE))
             zero_point = np.rint(-low / step).astype(np.uint8)
         else:
@@ -254,11 +222,7 @@ class _Pairs:
         return stem
 
     def weight(self, projection: NodeProto, values: NDArray[Any]) -> str:
-        """Make a constant with the quantised weight, and a DQ node; return the name of the DQ node's output.
-
-        values: the weight.  All projections that read the weight share the DQ node.
-        """
-        import numpy as np
+        """Make the quantised weight and its DQ node, which all its projections share; return the name of the output."""
         from onnx import helper
 
         name, axis = projection.input[1], output_axis(projection)

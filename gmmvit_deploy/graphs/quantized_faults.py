@@ -20,18 +20,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gmmvit_deploy.graphs.quantize import weight_matrix
 from gmmvit_deploy.graphs.wiring import Wiring
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
 
-__all__ = ["form_fault", "quantized_faults", "quantized_range"]
-
-_MOST, _MOST_OF_ROWS, _MOST_OF_COLUMNS = 16, 2, 6
+_MAX, _MAX_OF_ROWS, _MAX_OF_COLUMNS = 16, 2, 6
 _SHARE, _STEPS = 0.03, 6
-_MOST_MEAN, _STANDARD_ERRORS = 0.1, 6
+_MAX_MEAN, _STANDARD_ERRORS = 0.1, 6
 _LAST_BITS = 2.0**-16
 """Of the largest value of a constant: what exp and pow of two processors give."""
 
@@ -57,7 +57,7 @@ def form_fault(quantized: ModelProto, expected: ModelProto) -> str:
 
 
 def quantized_faults(quantized: ModelProto, expected: ModelProto, *, compensated: bool) -> tuple[str, ...]:
-    """Return a sentence for each constant that is wrong in the quantised graph.
+    """Return a sentence for each wrong constant of the quantised graph.
 
     expected: the float32 graph, quantised again as the record says; both have the same nodes (`form_fault`).
     compensated: True if the weights of matrix products were rounded to the nearest in ``expected`` only.
@@ -67,8 +67,6 @@ def quantized_faults(quantized: ModelProto, expected: ModelProto, *, compensated
 
 
 def _faults(wiring: Wiring, expected: Wiring, *, compensated: bool) -> Iterator[str]:
-    import numpy as np
-
     for name, nodes in expected.readers.items():
         right, array = expected.array(name), wiring.array(name)
         if right is None:
@@ -90,18 +88,16 @@ def _faults(wiring: Wiring, expected: Wiring, *, compensated: bool) -> Iterator[
 
 def _weight_fault(projection: NodeProto, array: NDArray[Any], right: NDArray[Any], *, moved: bool) -> Iterator[str]:
     """Yield a sentence if a quantised weight is not the trained one.  moved: True after compensated rounding."""
-    import numpy as np
-
     actual, trained = (weight_matrix(projection, values).astype(np.float64) for values in (array, right))
     if not moved:
         if wrong := int((actual != trained).sum()):
             yield f"{projection.name}: {wrong:,} of {trained.size:,} values of its weight are not the trained ones"
         return
     changes = actual - trained
-    for axis, kind, most in ((1, "output", _MOST_OF_ROWS), (0, "input", _MOST_OF_COLUMNS)):
+    for axis, kind, limit in ((1, "output", _MAX_OF_ROWS), (0, "input", _MAX_OF_COLUMNS)):
         size = np.sqrt((trained**2).sum(axis))
         along = np.abs((changes * trained).sum(axis)) > (_SHARE * size + _STEPS) * size
-        wrong = along | (np.sqrt((changes**2).mean(axis)) > most) | (np.abs(changes).max(axis) > _MOST)
+        wrong = along | (np.sqrt((changes**2).mean(axis)) > limit) | (np.abs(changes).max(axis) > _MAX)
         if wrong.any():
             yield (
                 f"{projection.name}: the weight of {kind} channel {int(wrong.argmax())} is not the trained weight"
@@ -110,14 +106,12 @@ def _weight_fault(projection: NodeProto, array: NDArray[Any], right: NDArray[Any
             return
     of_channels = changes.mean(1)
     chance = _STANDARD_ERRORS * of_channels.std() / np.sqrt(len(of_channels))
-    if abs(changes.mean()) > max(_MOST_MEAN, chance):
+    if abs(changes.mean()) > max(_MAX_MEAN, chance):
         yield f"{projection.name}: its weight is off by {changes.mean():.2g} steps on average"
 
 
 def _difference(array: NDArray[Any], right: NDArray[Any]) -> str:
     """Return in words how a constant differs from the expected one by more than the last bits, or ""."""
-    import numpy as np
-
     if np.array_equal(array, right):
         return ""
     here, there = array.astype(np.float64), right.astype(np.float64)
@@ -136,7 +130,6 @@ def _difference(array: NDArray[Any], right: NDArray[Any]) -> str:
 
 def quantized_range(wiring: Wiring, node: NodeProto) -> tuple[float, float]:
     """Return the smallest and the largest value that a QuantizeLinear or DequantizeLinear node can represent."""
-    import numpy as np
     from onnx import numpy_helper
 
     scale, zero = (numpy_helper.to_array(wiring.initializers[name]) for name in node.input[1:3])

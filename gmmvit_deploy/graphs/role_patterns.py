@@ -23,28 +23,13 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.precision import Role
 
-__all__ = [
-    "adds_token_sum",
-    "head_nodes",
-    "is_activation",
-    "pads_by_zero",
-    "root_mean_square_nodes",
-    "rotation_nodes",
-    "size_values",
-    "sum_norm_nodes",
-    "talking_heads",
-]
-
 _HEADS_LAST, _HEADS_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 _LINEAR = frozenset({"Conv", "Gemm", "MatMul"})
 _ON_SIZES = frozenset({"Add", "Div", "Mul", "Sub"}) | SHAPE_OPERATORS
 
 
 def pads_by_zero(node: NodeProto, wiring: Wiring) -> bool:
-    """Return True if the node is a Pad that fills with zeros.  The fill value is absent or a constant 0."""
-    if node.op_type != "Pad":
-        return False
-    if attribute_of(node, "mode", b"constant") != b"constant":
+    if node.op_type != "Pad" or attribute_of(node, "mode", b"constant") != b"constant":
         return False
     if len(node.input) < 3 or not node.input[2]:
         return True
@@ -53,10 +38,7 @@ def pads_by_zero(node: NodeProto, wiring: Wiring) -> bool:
 
 
 def is_activation(node: NodeProto, wiring: Wiring, activated: set[str]) -> bool:
-    """Return True if the node belongs to an activation other than the operator Gelu.
-
-    activated: the tensors that earlier activations of the graph produce, including outputs of Gelu.
-    """
+    """activated: the tensors that earlier activations of the graph produce, including outputs of Gelu."""
     if node.op_type in ("Relu", "Sigmoid"):
         return True
     if node.op_type != "Mul":
@@ -91,7 +73,6 @@ def root_mean_square_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
 
 
 def adds_token_sum(node: NodeProto, wiring: Wiring) -> bool:
-    """Return True if the node is an Add of f · ReduceSum(x), where f is a constant."""
     products = [product for name in node.input if (product := wiring.made_by(name, "Mul")) is not None]
     return node.op_type == "Add" and any(
         wiring.constant_input(product) is not None and any(wiring.made_by(name, "ReduceSum") for name in product.input)
@@ -124,7 +105,6 @@ def rotation_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
 
 
 def _swapping_rotations(graph: GraphProto, wiring: Wiring) -> set[str]:
-    """Return the names of the nodes of each x ∘ cos + swapped(x) ∘ sin: both Mul nodes and the Add."""
     names: set[str] = set()
     for total in graph.node:
         products = [wiring.maker.get(name) for name in total.input] if total.op_type == "Add" else []
@@ -161,7 +141,6 @@ def _scales_by_constant(node: NodeProto, wiring: Wiring) -> bool:
 
 
 def sum_norm_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
-    """Return the names of the nodes that divide a tensor by its sum: ReduceSum, Add of a constant if any, and Div."""
     names: set[str] = set()
     for division in graph.node:
         if division.op_type != "Div":
@@ -177,10 +156,9 @@ def sum_norm_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
 
 
 def talking_heads(graph: GraphProto, wiring: Wiring) -> dict[str, Role]:
-    """Map the name of each node of a head mixing in the last dimension to the node's role.
+    """Map the nodes of each head mixing in the last dimension to their roles.
 
-    The nodes are a Transpose, a MatMul with a constant (heads, heads) matrix, an Add of a bias if there is one, and the
-    Transpose back. Other forms of head mixing are not in the result.
+    They are a Transpose, a MatMul with a constant (heads, heads) matrix, the Add of a bias or none, and a Transpose.
     """
     roles: dict[str, Role] = {}
     for node in graph.node:
@@ -190,13 +168,8 @@ def talking_heads(graph: GraphProto, wiring: Wiring) -> dict[str, Role]:
         before, after = wiring.made_by(node.input[0], "Transpose"), wiring.only_reader(node.output[0])
         bias = after if after is not None and after.op_type == "Add" else None
         back = wiring.only_reader(bias.output[0]) if bias is not None else after
-        if (
-            weight is None
-            or len(weight.dims) != 2
-            or weight.dims[0] != weight.dims[1]
-            or before is None
-            or back is None
-        ):
+        square = weight is not None and len(weight.dims) == 2 and weight.dims[0] == weight.dims[1]
+        if not square or before is None or back is None:
             continue
         if order_of(before) == _HEADS_LAST and back.op_type == "Transpose" and order_of(back) == _HEADS_FIRST:
             roles.update({node.name: "mixing", before.name: "shape", back.name: "shape"})
@@ -208,9 +181,8 @@ def talking_heads(graph: GraphProto, wiring: Wiring) -> dict[str, Role]:
 def head_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
     """Return the names of the nodes that compute the logits: the last linear maps, and their sum or mean.
 
-    A distilled model has two last linear maps, whose logits are added and divided by 2. A model that was trained with
-    token labels adds the largest logits of a linear map that reads every token. If the logits are not computed
-    from linear maps by additions and multiplications, the result is only the node that outputs the logits.
+    A distilled model has two, whose logits are added and divided by 2. A model trained with token labels adds the
+    largest logits of a linear map that reads every token. Otherwise, the result is the node that outputs the logits.
     """
     names: set[str] = set()
     for value in graph.output:
@@ -223,7 +195,6 @@ def head_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
 
 
 def _down_to_linear_maps(node: NodeProto, wiring: Wiring) -> set[str] | None:
-    """Return the names of the arithmetic nodes and linear maps that compute a node's output, or None."""
     if node.op_type in _LINEAR and wiring.constant_input(node) is not None:
         return {node.name}
     if node.op_type == "ReduceMax":  # the largest logits over all tokens, of a head that reads every token
@@ -241,7 +212,6 @@ def _down_to_linear_maps(node: NodeProto, wiring: Wiring) -> set[str] | None:
 
 
 def _linear_map_before(node: NodeProto, wiring: Wiring) -> set[str] | None:
-    """Return the name of the linear map, with or without a bias, whose output the node reads, or None."""
     maker = wiring.maker.get(node.input[0])
     if maker is not None and maker.op_type == "Add" and wiring.constant_input(maker) is not None:
         maker = wiring.maker.get(wiring.computed_inputs(maker)[0])

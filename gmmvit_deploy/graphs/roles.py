@@ -36,7 +36,7 @@ import math
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, Attention, declared_attention, declared_role
+from gmmvit_deploy.graphs.declared import Attention, declared_attention, declared_role
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
 from gmmvit_deploy.precision import Role
 
@@ -44,18 +44,6 @@ if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
     from gmmvit_deploy.precision import Precision
-
-__all__ = [
-    "SHAPE_OPERATORS",
-    "Attention",
-    "Role",
-    "attentions_of",
-    "declared_attentions",
-    "require_known_roles",
-    "role_disagreements",
-    "roles_of",
-    "unknown_operators",
-]
 
 
 def roles_of(graph: GraphProto) -> dict[str, Role]:
@@ -80,8 +68,7 @@ def attentions_of(graph: GraphProto) -> tuple[Attention, ...]:
 def declared_attentions(graph: GraphProto) -> tuple[Attention, ...]:
     """Return every attention that the graph's nodes declare, in the order of the graph.
 
-    An attention has ``known=False`` unless nodes before and after the softmax declare the role ``product``. External
-    attention, which has no Q Kᵀ, is such an attention.
+    It has ``known=False`` unless nodes before and after the softmax declare the role ``product``.
     """
     parts: dict[str, list[NodeProto]] = {}
     for node in graph.node:
@@ -114,27 +101,6 @@ def _declared(name: str, nodes: list[NodeProto], matrices: set[str]) -> Attentio
     )
 
 
-def role_disagreements(graph: GraphProto) -> tuple[str, ...]:
-    """Return a line for each node whose declared role differs from the role that `guessed_roles` infers.
-
-    This comparison is only a cross-check, and the precision policy uses the declared role. If `guessed_roles` fails on
-    the graph, the result is a single line that describes the failure.
-    Errors: ExportError when a declared role is not in the policy.
-    """
-    declared = {node.name: role for node in graph.node if (role := declared_role(node)) is not None}
-    try:
-        guessed = guessed_roles(graph)
-        return tuple(
-            f"{name}: the declared role is {role}, but the inferred role is {guessed[name]}"
-            for name, role in declared.items()
-            if guessed[name] not in (role, "unknown")
-        )
-    except Exception as exc:  # a failed cross-check must not end the export of a graph that declares its roles
-        return (
-            f"every node: the cross-check of the declared roles failed on this graph ({type(exc).__name__}: {exc})",
-        )
-
-
 def unknown_operators(graph: GraphProto) -> tuple[str, ...]:
     """Return ``name: operator`` for each node whose role is unknown."""
     roles = roles_of(graph)
@@ -142,19 +108,14 @@ def unknown_operators(graph: GraphProto) -> tuple[str, ...]:
 
 
 def require_known_roles(graph: GraphProto, precision: Precision, *, what: str) -> None:
-    """Check that no node declares the role ``unknown``.  Every graph is accepted in fp32.
+    """Check that no node declares the role ``unknown``: how it behaves in half precision was never checked.
 
-    How an operator without a known role behaves in half precision was never checked, so a model with such an operator
-    runs in float32 only. A graph from another exporter does not declare roles; `cast` leaves the operators without a
-    known role of such a graph in float32.
-    what: the subject of the error message, for example the path of the bundle.
-    Errors: ExportError that names the first node that declares the role ``unknown``, with its operator, and all
-    operators of such nodes.
+    A graph from another exporter does not declare roles; `cast` leaves its operators without a known role in float32.
+    what: the subject of the error, for example the path of the bundle.
+    Errors: ExportError that names the first such node and all operators of such nodes, in other precisions than fp32.
     """
-    if precision == "fp32":
-        return
     unknown = [node for node in graph.node if declared_role(node) == "unknown"]
-    if not unknown:
+    if precision == "fp32" or not unknown:
         return
     first = unknown[0]
     named = first.name.rpartition("/")[2].partition(".")[0] == first.op_type

@@ -8,12 +8,10 @@ Source: Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generativ
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-__all__ = ["compensated_rounding"]
+import numpy as np
+from numpy.typing import NDArray
 
 _DAMPING = 0.01
 _BLOCK = 128
@@ -27,8 +25,6 @@ def compensated_rounding(
     weight: (out, in).  moments: (in, in), the sum of x xᵀ over inputs x of the projection.  scales: (out,).
     largest: the largest magnitude of an integer, at most 127.
     """
-    import numpy as np
-
     count = weight.shape[1]
     diagonal = np.diag(moments).astype(np.float64)
     order = np.argsort(-diagonal, kind="stable")  # columns that matter most are rounded first

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gmmvit_deploy.graphs.quantize import output_axis, projections_of, weight_matrix
 from gmmvit_deploy.graphs.wiring import Wiring, attribute_of, copy_of, order_of, rewrite_graph
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from onnx import GraphProto, ModelProto, NodeProto
-
-__all__ = ["factors_between", "smoothable_norms", "smoothed", "smoothed_by"]
 
 _TINY = 1e-5
 
@@ -35,8 +35,6 @@ def smoothed(
     Returns (the graph, name of an activation → factor of each channel, (C,)). An activation without factors has no
     LayerNorm before it that only projections read.
     """
-    import numpy as np
-
     wiring = Wiring(proto.graph)
     factors: dict[str, NDArray[Any]] = {}
     of_norms: dict[str, NDArray[Any]] = {}
@@ -81,10 +79,8 @@ def smoothed_by(proto: ModelProto, factors: Mapping[str, NDArray[Any]]) -> Model
 def factors_between(plain: GraphProto, smooth: GraphProto) -> dict[str, NDArray[Any]]:
     """Return the factors with which `smoothed_by` makes the LayerNorms of a graph from those of another.
 
-    A channel without such a factor has the factor 1: one that is always 0, or one that is wrong in ``smooth``.
+    A channel that is always 0, or wrong in ``smooth``, has the factor 1.
     """
-    import numpy as np
-
     before, after = Wiring(plain), Wiring(smooth)
     named = {node.name: node for node in smooth.node}
     factors = {}
@@ -117,12 +113,8 @@ def smoothable_norms(graph: GraphProto) -> list[tuple[NodeProto, list[NodeProto]
             len(wiring.readers[node.input[1]]) == sum(other.input[1] == node.input[1] for other in readers)
             for node in readers
         )
-        if (
-            readers
-            and len(readers) == len(found)
-            and own
-            and all(name in wiring.initializers for name in norm.input[1:])
-        ):
+        own &= all(name in wiring.initializers for name in norm.input[1:])
+        if readers and len(readers) == len(found) and own:
             norms.append((norm, readers))
     return norms
 
@@ -148,7 +140,7 @@ def _readers(wiring: Wiring, name: str, projections: set[str], outputs: set[str]
 
 
 def _moves_rows(wiring: Wiring, node: NodeProto, name: str) -> bool:
-    """Return True if the node keeps the last axis of its first input, and reads no other computed tensor."""
+    """Whether the node keeps the last axis of its first input, and reads no other computed tensor."""
     before, after = wiring.inner_shape(name), wiring.inner_shape(node.output[0])
     if wiring.computed_inputs(node) != [name] or before is None or after is None or before[-1] != after[-1]:
         return False

@@ -20,12 +20,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gmmvit_deploy.graphs.wiring import Wiring, attribute_of, copy_of, order_of, rewrite_graph
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
-
-__all__ = ["split_stacked_projections"]
 
 _PICK_FIRST = [2, 0, 3, 1, 4]
 """(B, n, P, H, d) → (P, B, H, n, d)"""
@@ -39,11 +39,7 @@ _SPLIT_AND_TURN = {4: [0, 2, 3, 1], 5: [0, 1, 3, 4, 2]}
 
 @dataclass(frozen=True, slots=True)
 class _Pick:
-    """Q, K or V of a stacked projection.
-
-    index: 0 for the first part of X, which is Q if X holds Q, K and V.
-    output: the tensor (B, H, n, d).  nodes: the nodes that pick the tensor.
-    """
+    """Q, K or V, (B, H, n, d), the part ``index`` of X, and the nodes that pick it."""
 
     index: int
     output: str
@@ -52,10 +48,7 @@ class _Pick:
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """A stacked projection X with the nodes that cut it.
-
-    source: X.  sizes: n, P, H and d.  reshape, transpose: the first two nodes after X.  picks: Q, K and V.
-    """
+    """A stacked projection X, ``source``, its sizes n, P, H and d, the first two nodes after it, and Q, K and V."""
 
     source: str
     sizes: tuple[int, int, int, int]
@@ -81,7 +74,7 @@ def split_stacked_projections(proto: ModelProto) -> ModelProto:
 
 
 def _stack(transpose: NodeProto, wiring: Wiring) -> _Stack | None:
-    """Return the stacked projection that this Transpose splits into heads, or None for any other node."""
+    """Return the stacked projection that this Transpose splits into heads, or None."""
     from onnx import TensorProto
 
     if transpose.op_type != "Transpose" or order_of(transpose) != _PICK_FIRST:
@@ -142,7 +135,7 @@ class _Rewrite:
         self._graph.value_info.extend(self._values)
 
     def _split(self, stack: _Stack) -> list[NodeProto]:
-        """Return new nodes in place of the Transpose of a stacked projection, and mark the replaced nodes."""
+        """Return new nodes in place of the Transpose, and mark the replaced nodes."""
         n, parts, heads, head_dim = stack.sizes
         windows = self._windows(stack)
         inner = (n,) if windows is None else (windows, n)
@@ -172,7 +165,7 @@ class _Rewrite:
         return nodes
 
     def _drop(self, node: NodeProto | None, otherwise: str) -> str:
-        """Mark ``node`` as replaced and return the output of ``node``; if ``node`` is None, return ``otherwise``."""
+        """Mark a node as replaced and return its output; without a node, return ``otherwise``."""
         if node is None:
             return otherwise
         self._gone.add(node.name)
@@ -223,7 +216,6 @@ class _Rewrite:
 
     def _reshape(self, like: NodeProto, tensor: str, output: str, inner: tuple[int, ...]) -> NodeProto:
         """Return a Reshape of ``tensor`` to (−1, *inner)."""
-        import numpy as np
         from onnx import numpy_helper
 
         name = "reshape." + "x".join(map(str, inner))
@@ -234,7 +226,7 @@ class _Rewrite:
     def _node(
         self, operator: str, inputs: list[str], outputs: list[str], *, like: NodeProto, **attributes: Any
     ) -> NodeProto:
-        """Return a node in the module of the node ``like``, with the metadata of ``like``."""
+        """Return a node in the module of ``like``, with its metadata."""
         from onnx import helper
 
         name = stem = f"{like.name.rpartition('/')[0] or 'model'}/{operator}"

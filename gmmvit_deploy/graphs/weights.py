@@ -14,17 +14,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from onnx import ModelProto, TensorProto
 
-__all__ = [
-    "EXTERNAL_FROM_BYTES",
-    "data_path",
-    "files_of",
-    "has_external_weights",
-    "put_weights",
-    "take_weights",
-    "without_weights",
-    "write_graph",
-]
-
 EXTERNAL_FROM_BYTES = 1_500_000_000
 _LARGE_BYTES = 65_536
 """Constants up to this size stay in the graph, where its passes read them: shapes, indices and scales."""
@@ -32,12 +21,11 @@ _ALIGNMENT = 4096  # a runtime can then map the file into memory
 
 
 def data_path(path: Path) -> Path:
-    """Return the file beside a graph that holds its weights, if the graph does not hold them itself."""
+    """Return the file beside a graph for its weights, if the graph does not hold them."""
     return path.with_name(f"{path.name}.data")
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """Return the files of a graph: the graph, and the file of its weights if there is one."""
     return (path, data_path(path)) if data_path(path).is_file() else (path,)
 
 

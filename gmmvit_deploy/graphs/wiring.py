@@ -6,22 +6,20 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from numpy.typing import NDArray
 
-__all__ = ["Wiring", "attribute_of", "copy_of", "end_of_normalisation", "order_of", "rewrite_graph"]
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 
 class Wiring:
     """The connections of a graph at the time when the object is created.  Later changes of the graph have no effect.
 
-    maker: name of a tensor → the node that outputs the tensor.
-    readers: name of a tensor → the nodes that read the tensor. A node that reads the tensor twice is listed twice.
-    initializers: name of an initializer, a constant that the graph stores → the initializer.
-    sizes: name of a constant tensor → the number of elements; for a computed tensor, the size of the largest input of
-    the node. Constant tensors are initializers, outputs of Constant nodes, and tensors that are computed only from
-    constants, such as a dequantised weight.
+    maker: name of a tensor → the node that outputs it.
+    readers: name of a tensor → the nodes that read it, twice if they read it twice.
+    initializers: the constants that the graph stores, by name.
+    sizes: name of a constant tensor → the number of elements. A tensor that is computed only from constants, such as a
+    dequantised weight, has the size of its largest input.
     """
 
     def __init__(self, graph: GraphProto) -> None:
@@ -44,20 +42,17 @@ class Wiring:
         self._types: dict[str, ValueInfoProto] = {value.name: value for value in graph.value_info}
 
     def made_by(self, name: str, operator: str) -> NodeProto | None:
-        """Return the node that outputs the tensor ``name`` if the node's operator is ``operator``, else None."""
+        """Return the node that outputs the tensor ``name`` if it has this operator, else None."""
         node = self.maker.get(name)
         return node if node is not None and node.op_type == operator else None
 
     def only_reader(self, name: str, operator: str | None = None) -> NodeProto | None:
-        """Return the only node that reads the tensor ``name``, or None if the number of readers is not 1.
-
-        operator: also return None if the node has another operator; None accepts every operator.
-        """
+        """Return the only node that reads the tensor ``name``; None if there is another, or it has another operator."""
         readers = self.readers.get(name, [])
         return readers[0] if len(readers) == 1 and operator in (None, readers[0].op_type) else None
 
     def constant_input(self, node: NodeProto) -> int | None:
-        """Return the index of the node's first constant input, or None if every input is computed."""
+        """Return the index of the node's first constant input, or None."""
         return next((index for index, name in enumerate(node.input) if name in self.sizes), None)
 
     def computed_inputs(self, node: NodeProto) -> list[str]:
@@ -79,7 +74,7 @@ class Wiring:
         return tuple(shape[1:]) if len(shape) > 1 and min(shape[1:]) > 0 else None
 
     def element_type(self, name: str) -> int | None:
-        """Return the ``TensorProto.DataType`` that the graph declares for a tensor; None without a declaration."""
+        """Return the ``TensorProto.DataType`` that the graph declares for a tensor, or None."""
         value = self._types.get(name)
         return value.type.tensor_type.elem_type if value is not None else None
 
@@ -137,8 +132,7 @@ def end_of_normalisation(graph: GraphProto) -> str | None:
     """Return the name of the normalised tensor, or None if the graph does not begin with a normalisation.
 
     The normalisation is the path of nodes from the graph's input to the Transpose that moves the channels to the front.
-    Each node on the path reads the tensor of the path and constants, and no other tensors. A single node reads each
-    tensor of the path, apart from Shape nodes.
+    They read constants beside the tensor of the path, which no other node reads, apart from Shape nodes.
     """
     constants = {constant.name for constant in graph.initializer}
     name: str = graph.input[0].name

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
+from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.bundle.variants import first_variant, onnx_files, record_of
 from gmmvit_deploy.errors import BundleError, GmmvitError, InputError
-from gmmvit_deploy.export.gates import Gate
 from gmmvit_deploy.export.variants import CALIBRATION_IMAGES, variants_from_bundle
 from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.precision import Precision

@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 import numpy as np
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.bundle.choices import Choice, Gate, GateKind, Goal, JudgedImages, write_choice
+from gmmvit_deploy.bundle.choices import Choice, Goal, JudgedImages, write_choice
+from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import BundleError, InputError, OutputError
 from gmmvit_deploy.export.variants import variant_from_copy
 from gmmvit_deploy.files.leftovers import temporary_folder
@@ -25,12 +26,12 @@ from gmmvit_deploy.images.data.images import Images
 from gmmvit_deploy.optimize._graphs import Graphs, converted, refuse_overlap
 from gmmvit_deploy.optimize._programs import opened_programs
 from gmmvit_deploy.optimize._race import Race
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import ImageStream
-from gmmvit_deploy.parity.judgement import LEAST, LEAST_IMAGES, judgement_of, wrong_labels_in
-from gmmvit_deploy.parity.options import BATCH
+from gmmvit_deploy.parity.judgement import ENOUGH_IMAGES, judgement_of, wrong_labels_in
+from gmmvit_deploy.parity.options import BATCH, ParityOptions
 from gmmvit_deploy.parity.reference import why_no_model
-from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.precision import SPECS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.runner_name import Form
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
@@ -46,14 +47,14 @@ class OptimizeOptions:
     data: the images that judge.  source: its text as typed.
     limit: the number of images to use, spread evenly over the data.
     calibration: the images that set the ranges of static int8, as in `open_images`; None leaves static int8 out.
-    gate: the share to reach: of PyTorch's accuracy if the images have labels, else of the decisions; None uses `LEAST`.
+    gate: the share to reach: of PyTorch's accuracy if the images have labels, else of the decisions; None uses int8's.
     keep_decisions: the share of the decisions to keep, also if the images have labels; not with ``gate``.
     goal: ``latency`` for a batch of 1, ``throughput`` for a batch of `BATCH`, unless ``batch`` is another number.
     """
 
     data: Images
     source: str
-    limit: int = LEAST_IMAGES
+    limit: int = ENOUGH_IMAGES
     calibration: str | None = None
     gate: float | None = None
     keep_decisions: float | None = None
@@ -87,7 +88,7 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
     judged = batch if batch > 1 else min(BATCH, bundle.manifest.max_batch)  # beside single images
     stream = ImageStream(bundle=bundle, images=options.data, batch=judged, limit=options.limit)
     gate = _gate(options, stream)
-    if gate.kind == "accuracy ratio":
+    if gate.accuracy is not None:
         on_progress(Progress("compare the labels with PyTorch's answers"))
         _refuse_wrong_labels(bundle, options, judged)
     if options.calibration is not None:
@@ -95,7 +96,7 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
         refuse_overlap(bundle, options.calibration, stream)
     with temporary_folder("optimize") as folder, ExitStack() as stack:
         needed: tuple[Precision, ...] = ("fp16", "bf16") if visible_gpu() is not None else ("fp16",)
-        kept = gate.least if gate.kind == "kept decisions" else LEAST["kept decisions"]
+        kept = gate.keep_decisions or SPECS["int8"].kept_gate
         graphs = converted(bundle, needed, options.calibration, folder, on_progress, kept=kept)
         opened, left_out = opened_programs(bundle, graphs, stack, on_progress)
         race = Race(opened, left_out)
@@ -107,8 +108,8 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
             ParityOptions(
                 data=options.data,
                 limit=options.limit,
-                gate=gate.least if gate.kind == "accuracy ratio" else None,
-                keep_decisions=gate.least if gate.kind == "kept decisions" else None,
+                gate=gate.accuracy,
+                keep_decisions=gate.keep_decisions,
                 other_preprocessings=False,  # no program's answers depend on it
                 batch=judged,
             ),
@@ -134,7 +135,7 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
             source=options.source,
             count=data["images"],
             sha256=data["sha256"],
-            labelled=gate.kind == "accuracy ratio",
+            labelled=gate.accuracy is not None,
             copies=data["copies"],
             batches=tuple(sorted({1, judged})),
         ),
@@ -166,16 +167,16 @@ def _refuse_wrong_labels(bundle: Bundle, options: OptimizeOptions, batch: int) -
     if why := wrong_labels_in(stream):
         raise InputError(
             f"--data {options.source}: {why}",
-            hint=f"type --keep-decisions {LEAST['kept decisions']:g}, which needs no labels",
+            hint=f"type --keep-decisions {SPECS['int8'].kept_gate:g}, which needs no labels",
         )
 
 
 def _gate(options: OptimizeOptions, stream: ImageStream) -> Gate:
     if options.keep_decisions is not None:
-        return Gate(kind="kept decisions", least=options.keep_decisions)
-    labelled = any(options.data.label(int(index)) is not None for index in stream.indices())
-    kind: GateKind = "accuracy ratio" if labelled else "kept decisions"
-    return Gate(kind=kind, least=options.gate or LEAST[kind])
+        return Gate(keep_decisions=options.keep_decisions)
+    if any(options.data.label(int(index)) is not None for index in stream.indices()):
+        return Gate(accuracy=options.gate or SPECS["int8"].accuracy_gate)
+    return Gate(keep_decisions=options.gate or SPECS["int8"].kept_gate)
 
 
 def _keep_int8(bundle: Bundle, graphs: Graphs, race: Race) -> Form:

@@ -50,7 +50,7 @@ def _row(candidate: Candidate, choice: Choice) -> tuple[str, ...]:
 
 
 def _by_accuracy(choice: Choice) -> bool:
-    return choice.gate is not None and choice.gate.kind == "accuracy ratio"
+    return choice.gate is not None and choice.gate.accuracy is not None
 
 
 def _measured(measured: Measured | None, form: str) -> str:

@@ -27,8 +27,6 @@ from gmmvit_deploy.parity._single_label import Accuracy, classes_of
 from gmmvit_deploy.parity._verdict import Check, worst_of
 from gmmvit_deploy.precision import SPECS
 
-__all__ = ["AccuracyCheck", "accuracy_of", "lower_ratio"]
-
 
 def accuracy_of(bundle: Bundle, data: Images | None) -> Accuracy | MultiLabelAccuracy | None:
     """Return what counts right logits of a bundle on the data; None without data or without logits.
@@ -96,11 +94,7 @@ def lower_ratio(details: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
 
 
 def _without_calibration_images(accuracy: Check, count: int) -> Check:
-    """Return the accuracy check of data from which images were left out, because they calibrated the runner's graph.
-
-    The graph fits these images better than others. If no labelled image remains, the result is undecided.
-    count: the number of these images.
-    """
+    """Return the accuracy check without ``count`` images that calibrated the graph, which fits them better."""
     if not count:
         return accuracy
     if accuracy.verdict == "skipped":
@@ -113,11 +107,10 @@ def _without_calibration_images(accuracy: Check, count: int) -> Check:
 
 
 def _of_resized(accuracy: Check, spec: ModelSpec) -> Check:
-    """Return the accuracy check for the spec of a bundle; unchanged if export did not resize the model.
+    """Return the accuracy check for the spec of a bundle.
 
-    PyTorch runs the resized model too, so every check can pass although the resized model predicts wrong classes: only
-    labelled images show its accuracy. If the model was resized and the check was skipped, the result is therefore
-    undecided. If the check ran, the verdict stays, and the summary states what PyTorch's top-1 must be compared with.
+    PyTorch runs a resized model too, so every check can pass although it predicts wrong classes: only labelled images
+    show its accuracy, so that without them the check is undecided.
     """
     if not spec.resizing:
         return accuracy

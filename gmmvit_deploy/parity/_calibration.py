@@ -26,8 +26,6 @@ from gmmvit_deploy.parity._runner_check import RunnerCheck
 from gmmvit_deploy.parity._stages import StagesCheck
 from gmmvit_deploy.parity._verdict import Check, skipped_check
 
-__all__ = ["CalibrationCheck", "check_calibration"]
-
 _MAX_LOST_DB = 6.0
 _MAX_SATURATED = 0.01
 _MAX_NAMED = 3
@@ -47,9 +45,8 @@ class CalibrationCheck(RunnerCheck):
 
 
 def check_calibration(bundle: Bundle, graph: QuantisedGraph, db: float | None) -> Check:
-    """Compare a quantised graph with its record, and its loss on the data with its loss on calibration images.
+    """Compare a quantised graph, which ran on the data, with its record.
 
-    graph: the graph, which ran on the data.
     db: the signal-to-noise ratio of its logits on the data; None without images that can judge it.
     """
     record, calibration = graph.variant.record, graph.calibration

@@ -24,8 +24,7 @@ float64 logits of this image (once, for a crossing).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from itertools import compress
 from typing import Any
 
@@ -41,26 +40,8 @@ from gmmvit_deploy.parity._verdict import Check, Verdict, skipped_check, worst_o
 from gmmvit_deploy.precision import SPECS
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["Crossings", "Decisions", "DecisionsCheck"]
-
 _MAX_LISTED = 1000
 _MAX_TO_DECIDE = 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flip:
-    """An input that the runner and PyTorch classify differently.
-
-    where: a text that identifies the input.  pytorch_class, runner_class: the distinct names of the predicted classes;
-    for a crossing, the name of the label, and ``not`` before the name.
-    margin: as defined at the head of this module.  within_noise: True if noise explains the margin.
-    """
-
-    where: str
-    pytorch_class: str
-    runner_class: str
-    margin: float
-    within_noise: bool
 
 
 class Decisions:
@@ -79,7 +60,7 @@ class Decisions:
         self._changed = [np.zeros(0, bool)]
         self._of_flips = [np.zeros(0)]
         self._noise_of_flips = [np.zeros(0)]
-        self._flips: list[tuple[str, str, str, float]] = []
+        self._flips: list[dict[str, Any]] = []  # the first, as in the details of the check
         self.broken = 0
 
     def add(self, where: Sequence[str], logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
@@ -97,7 +78,22 @@ class Decisions:
         self._noise_of_flips.append(2 * np.abs(trained - exact).max(1)[flipped])
         for row in np.flatnonzero(flipped)[: _MAX_LISTED - len(self._flips)]:
             names = (self._labels[pytorch_class[row]], self._labels[runner_class[row]])
-            self._flips.append((where[row], *names, float(margins[row])))
+            self._add_flip(where[row], *names, margins[row])
+
+    def _add_flip(self, where: str, pytorch_class: str, runner_class: str, margin: float) -> None:
+        """The classes are distinct names; of a crossing, the name of the label, and ``not`` before the name."""
+        named = {"where": where, "pytorch_class": pytorch_class, "runner_class": runner_class}
+        self._flips.append({**named, "margin": float(margin)})
+
+    def _counted(self, allowed: NDArray[Any]) -> dict[str, Any]:
+        """Return the details about flips.  allowed: the largest margin of each flip that noise explains."""
+        within = np.concatenate(self._of_flips) <= allowed
+        return {
+            "flips_within_noise": int(within.sum()),
+            "flips_wrong": int((~within).sum()),
+            "flips": [{**flip, "within_noise": bool(noise)} for flip, noise in zip(self._flips, within, strict=False)],
+            "flips_not_listed": len(within) - len(self._flips),
+        }
 
     def _collect(
         self, margins: NDArray[Any], errors: NDArray[Any], changed: NDArray[Any], of_flips: NDArray[Any]
@@ -109,10 +105,7 @@ class Decisions:
         self._of_flips.append(of_flips)
 
     def kept(self, gate: float, *, blamed: str) -> Check:
-        """Judge the share of real images that keep their decision.
-
-        blamed: what changes the decisions.
-        """
+        """Judge the share of real images that keep their decision.  blamed: what changes the decisions."""
         _, _, changed = self.points()
         broken = self.broken
         count, lost = len(changed) + broken, int(changed.sum()) + broken
@@ -120,14 +113,13 @@ class Decisions:
             return skipped_check("decisions", CALIBRATED)
         low, high = share_interval(count - lost, count)
         verdict: Verdict = "passed" if low >= gate else "failed" if high < gate else "undecided"
-        of_flips, noise = np.concatenate(self._of_flips), np.concatenate(self._noise_of_flips)
-        within = int((of_flips <= noise).sum())
+        counted = self._counted(np.concatenate(self._noise_of_flips))
         summary = (
             f"the same decision on {(count - lost) / count:.2%} ({low:.2%} to {high:.2%}) of {count:,} images, gate "
             f"{gate:.2%}"
         )
-        if len(of_flips):
-            summary += f"; {within} of {len(of_flips)} changes within the noise of float32"
+        if flips := counted["flips_within_noise"] + counted["flips_wrong"]:
+            summary += f"; {counted['flips_within_noise']} of {flips} changes within the noise of float32"
         changes = f"{lost:,} of {count:,} images changed" + (f", {broken:,} of them to NaN" if broken else "")
         needed = _images_to_decide(lost / count, gate) if verdict == "undecided" else None
         reason = {
@@ -135,10 +127,6 @@ class Decisions:
             "undecided": f"too few images to decide: {changes}; "
             f"{f'{needed:,}' if needed else f'more than {_MAX_TO_DECIDE:,}'} images with the same share would decide",
         }
-        flips = [
-            Flip(where=where, pytorch_class=ours, runner_class=theirs, margin=margin, within_noise=margin <= allowed)
-            for (where, ours, theirs, margin), allowed in zip(self._flips, noise.tolist(), strict=False)
-        ]
         return Check(
             name="decisions",
             verdict=verdict,
@@ -150,10 +138,7 @@ class Decisions:
                 "interval": [low, high],
                 "gate": gate,
                 "images_needed": needed,
-                "flips_within_noise": within,
-                "flips_wrong": len(of_flips) - within,
-                "flips": [asdict(flip) for flip in flips],
-                "flips_not_listed": len(of_flips) - len(flips),
+                **counted,
             },
         )
 
@@ -167,33 +152,28 @@ class Decisions:
         limit: the limit of the numeric check.
         """
         margins, errors, changed = self.points()
-        of_flips = np.concatenate(self._of_flips)
         threshold = self._limits * limit.largest
-        count, same, wrong = len(changed), int((~changed).sum()), int((of_flips > threshold).sum())
-        flips = [
-            Flip(where=where, pytorch_class=ours, runner_class=theirs, margin=margin, within_noise=margin <= threshold)
-            for where, ours, theirs, margin in self._flips
-        ]
-        reasons = tuple(self._reasons((flip for flip in flips if not flip.within_noise), threshold))
+        counted = self._counted(np.array(threshold))
+        count, same, wrong = len(changed), int((~changed).sum()), counted["flips_wrong"]
+        reasons = [self._reason(flip, threshold) for flip in counted["flips"] if not flip["within_noise"]]
         steady = ~changed & (margins > 0)
         return Check(
             name="decisions",
             verdict="failed" if wrong or not count else "passed",
-            summary=self._summary(same, count, len(of_flips) - wrong, wrong),
-            reasons=reasons if count else ("no row of the runner's logits is finite and has the expected shape",),
+            summary=self._summary(same, count, counted["flips_within_noise"], wrong),
+            reasons=tuple(reasons)
+            if count
+            else ("no row of the runner's logits is finite and has the expected shape",),
             details={
                 "inputs": count,
                 "agreement": same / count if count else 0.0,
-                "flips_within_noise": len(of_flips) - wrong,
-                "flips_wrong": wrong,
                 "noise_margin": threshold,
                 "smallest_margin": float(margins.min()) if count else None,
                 # At 1 or above, a flip is possible.
                 "nearest_to_flipping": float((self._limits * errors[steady] / margins[steady]).max())
                 if steady.any()
                 else None,
-                "flips": [asdict(flip) for flip in flips],
-                "flips_not_listed": len(of_flips) - len(flips),
+                **counted,
             },
         )
 
@@ -201,11 +181,10 @@ class Decisions:
         flips = f"; {within_noise} prediction changes within the noise, {wrong} wrong" if within_noise or wrong else ""
         return f"the same class on {same:,} of {count:,} inputs{flips}"
 
-    def _reasons(self, wrong: Iterable[Flip], threshold: float) -> Iterable[str]:
+    def _reason(self, flip: dict[str, Any], threshold: float) -> str:
         return (
-            f"{flip.where}: PyTorch predicts {flip.pytorch_class}, the runner {flip.runner_class}; "
-            f"the margin is {flip.margin:.3g}, but noise explains at most {threshold:.3g}"
-            for flip in wrong
+            f"{flip['where']}: PyTorch predicts {flip['pytorch_class']}, the runner {flip['runner_class']}; "
+            f"the margin is {flip['margin']:.3g}, but noise explains at most {threshold:.3g}"
         )
 
 
@@ -220,7 +199,6 @@ class Crossings(Decisions):
         self._thresholds = np.array(label_set.threshold_logits)
 
     def add(self, where: Sequence[str], logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
-        """Add a batch.  The arguments are those of `Decisions.add`."""
         there = decided(trained, self._label_set)
         crossed = there != decided(logits, self._label_set)
         margins = np.abs(exact - self._thresholds)
@@ -229,17 +207,16 @@ class Crossings(Decisions):
         for row, label in np.argwhere(crossed)[: _MAX_LISTED - len(self._flips)]:
             names = (self._labels[label], f"not {self._labels[label]}")
             ours, theirs = names if there[row, label] else names[::-1]
-            self._flips.append((where[row], ours, theirs, float(margins[row, label])))
+            self._add_flip(where[row], ours, theirs, margins[row, label])
 
     def _summary(self, same: int, count: int, within_noise: int, wrong: int) -> str:
         crossings = f"; {within_noise} labels crossed their threshold within the noise, {wrong} wrongly"
         return f"the same labels on {same:,} of {count:,} inputs{crossings if within_noise or wrong else ''}"
 
-    def _reasons(self, wrong: Iterable[Flip], threshold: float) -> Iterable[str]:
+    def _reason(self, flip: dict[str, Any], threshold: float) -> str:
         return (
-            f"{flip.where}: PyTorch: {flip.pytorch_class}, the runner: {flip.runner_class}; the logit is "
-            f"{flip.margin:.3g} from the threshold, but noise explains at most {threshold:.3g}"
-            for flip in wrong
+            f"{flip['where']}: PyTorch: {flip['pytorch_class']}, the runner: {flip['runner_class']}; the logit is "
+            f"{flip['margin']:.3g} from the threshold, but noise explains at most {threshold:.3g}"
         )
 
 
@@ -286,10 +263,7 @@ class DecisionsCheck(RunnerCheck):
 
 
 def _images_to_decide(changed: float, gate: float) -> int | None:
-    """Return a number of images with a share of changed decisions on which a gate is decided, about the smallest.
-
-    None if `_MAX_TO_DECIDE` would not be enough.
-    """
+    """Return about the smallest number of images that decides a gate, or None above `_MAX_TO_DECIDE`."""
     images = 8.0
     while images < _MAX_TO_DECIDE:
         count = math.ceil(images)

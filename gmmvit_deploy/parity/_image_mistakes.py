@@ -14,8 +14,6 @@ from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.preprocess import RESAMPLING, UnusableImage, fitted
 from gmmvit_deploy.images.spec import ImageSpec
 
-__all__ = ["CROP_PCTS", "bgr", "normalisations", "pixel_mistakes"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Fit:

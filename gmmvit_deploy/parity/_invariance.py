@@ -18,7 +18,6 @@ than to the float64 logits of the row's own image.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -31,38 +30,17 @@ from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["InvarianceCheck", "mixed_up"]
-
 _ROWS_ALONE = 4
 _SEED = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """A comparison of the logits of the same images between an ordinary batch and another batch.
-
-    way: ``alone``, ``duplicates``, ``permutations`` or ``neighbours``, as defined at the head of this module.
-    batch: the size of the ordinary batch.  largest: the largest absolute difference of a logit between the two batches.
-    same_bits: True if all logits are equal bit for bit.  passed: True if ``largest`` is within the limit.
-    """
-
-    way: str
-    batch: int
-    largest: float
-    same_bits: bool
-    passed: bool
-
-
 def batch_sizes(ranges: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-    """Return the batch sizes to test for the given ranges (smallest size, largest size), ascending and distinct.
-
-    The sizes are, for each range: the three smallest sizes, an odd size in the middle, and the largest size.
-    """
+    """Return the batch sizes to test for ranges (smallest size, largest size), ascending and distinct."""
     sizes = set()
-    for least, most in ranges:
-        middle = (least + most) // 2
+    for low, high in ranges:
+        middle = (low + high) // 2
         odd = middle + 1 - middle % 2
-        sizes |= {size for size in (least, least + 1, least + 2, odd, most) if least <= size <= most}
+        sizes |= {size for size in (low, low + 1, low + 2, odd, high) if low <= size <= high}
     return tuple(sorted(sizes))
 
 
@@ -91,7 +69,7 @@ class InvarianceCheck(RunnerCheck):
         runner, limit = self.runner, self.tested.check(NumericCheck).kept_limit
         inputs, exact = self.run.sent.batch.inputs, self.run.sent.exact
         sizes = batch_sizes(runner.ranges)
-        trials: list[Trial] = []
+        trials: list[dict[str, Any]] = []
         reasons: list[str] = []
         generator = np.random.default_rng(_SEED)
         for size in sizes:
@@ -104,38 +82,44 @@ class InvarianceCheck(RunnerCheck):
                     f"mixed-up rows in this batch: {len(strays)}"
                 )
             for way, logits, ordinary in _ways(runner, inputs, rows, answers, generator):
-                largest, same_bits = distance(logits, ordinary), bool(np.array_equal(logits, ordinary))
+                largest = distance(logits, ordinary)
                 trials.append(
-                    Trial(way=way, batch=size, largest=largest, same_bits=same_bits, passed=largest <= limit.largest)
+                    {
+                        "way": way,
+                        "batch": size,
+                        "largest": largest,
+                        "same_bits": bool(np.array_equal(logits, ordinary)),
+                        "passed": largest <= limit.largest,
+                    }
                 )
                 self.tested.on_progress(Progress(f"{way}, batch {size}"))
-        failed = [trial for trial in trials if not trial.passed]
         reasons += [
-            f"trial {trial.way!r} at batch {trial.batch}: a row's logits change by {trial.largest:.3g}; "
+            f"trial {trial['way']!r} at batch {trial['batch']}: a row's logits change by {trial['largest']:.3g}; "
             f"expected at most {limit.largest:.3g}"
-            for trial in failed
+            for trial in trials
+            if not trial["passed"]
         ]
-        worst = max((trial.largest for trial in trials), key=lambda value: np.inf if np.isnan(value) else value)
-        same = sum(trial.same_bits for trial in trials)
+        worst = max((trial["largest"] for trial in trials), key=lambda value: np.inf if np.isnan(value) else value)
+        same = sum(trial["same_bits"] for trial in trials)
         return Check(
             name=self.name,
             verdict="failed" if reasons else "passed",
             summary=f"batches of {', '.join(map(str, sizes))}: a row's logits change by at most {worst:.2g} "
             f"(limit {limit.largest:.2g}); bit for bit the same in {same} of {len(trials)} trials",
             reasons=tuple(reasons),
-            details={"batches": list(sizes), "limit": limit.largest, "trials": [asdict(trial) for trial in trials]},
+            details={"batches": list(sizes), "limit": limit.largest, "trials": trials},
         )
 
 
 def _ways(
     runner: Runner, inputs: NDArray[Any], rows: NDArray[Any], answers: NDArray[Any], generator: np.random.Generator
 ) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
-    """Yield (name of the trial, logits of the trial, logits of the same images in the ordinary batch) for each trial.
+    """Yield (name of the trial, its logits, the logits of the same images in the ordinary batch) for each trial.
 
-    rows: the index in ``inputs`` of each image of the ordinary batch.  answers: the logits of the ordinary batch.
+    rows: the index in ``inputs`` of each image of the ordinary batch.  answers: their logits.
     """
     size = len(rows)
-    smallest = min(least for least, _ in runner.ranges)
+    smallest = min(low for low, _ in runner.ranges)
     watched = generator.permutation(size)[:_ROWS_ALONE]
     if size > smallest:
         alone = [runner.run(inputs[np.resize(rows[row], smallest)])[:1] for row in watched]

@@ -8,7 +8,6 @@ operators across blocks. The check therefore reports the difference between the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,28 +26,6 @@ from gmmvit_deploy.tolerances import limit_from_noise
 
 if TYPE_CHECKING:
     from onnx import ModelProto
-
-__all__ = ["LocalizeCheck", "last_tensors"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockError:
-    """The error of a block's output, relative to the output of the same block in float64 PyTorch.
-
-    block: the name of the block's module, or ``logits``.  largest: the largest absolute error.
-    relative_l2: ‖error‖ / ‖float64 output‖.
-    growth: ``relative_l2`` divided by ``relative_l2`` of the preceding block; 1 for the first block.
-    limit: the largest absolute error allowed; None if the precision has no tolerance for single blocks.
-    passed: True if the output is finite, and the largest error and the rms error are within the limits; also True if
-    ``limit`` is None.
-    """
-
-    block: str
-    largest: float
-    relative_l2: float
-    growth: float
-    limit: float | None
-    passed: bool
 
 
 class LocalizeCheck(RunnerCheck):
@@ -86,37 +63,38 @@ class LocalizeCheck(RunnerCheck):
             trained, exact = (_as_narrow_as(values, tensors, outputs) for outputs in (trained, exact))
         tensors[LOGITS] = LOGITS
         blocks = _errors(tensors, values, trained, exact, precision)
-        moved = float(np.abs(values[LOGITS] - untouched).max())
-        first = next((block for block in blocks if not block.passed), None)
-        steepest = max(blocks, key=lambda block: block.growth)
+        first = next((block for block in blocks if not block["passed"]), None)
         of = f"{why_not}, so {graph.name} ran in ONNX Runtime: " if why_not else ""
         if first is not None:
             summary = (
-                f"{of}the first block out of tolerance is {first.block}: its error is {first.largest:.3g}, "
-                f"expected at most {first.limit:.3g}"
+                f"{of}the first block out of tolerance is {first['block']}: its error is {first['largest']:.3g}, "
+                f"expected at most {first['limit']:.3g}"
             )
-        elif blocks[-1].limit is None:
-            summary = f"{of}{precision} has no tolerance for single blocks; the error grows most at {steepest.block}"
+        elif blocks[-1]["limit"] is None:
+            steepest = max(blocks, key=lambda block: block["growth"])["block"]
+            summary = f"{of}{precision} has no tolerance for single blocks; the error grows most at {steepest}"
         else:
             summary = f"{of}all {len(blocks)} blocks are within tolerance"
         return Check(
             name=self.name,
             verdict="failed" if first else "passed",
             summary=summary,
-            reasons=(f"{first.block}: its output differs by up to {first.largest:.3g} from PyTorch's float64 output",)
+            reasons=(
+                f"{first['block']}: its output differs by up to {first['largest']:.3g} from PyTorch's float64 output",
+            )
             if first
             else (),
             details={
                 "graph": graph.name,
-                "first": first.block if first else None,
-                "looking_changed_logits_by": moved,
-                "blocks": [asdict(block) for block in blocks],
+                "first": first["block"] if first else None,
+                "looking_changed_logits_by": float(np.abs(values[LOGITS] - untouched).max()),
+                "blocks": blocks,
             },
         )
 
 
 def last_tensors(proto: ModelProto, names: Iterable[str]) -> dict[str, str]:
-    """Return, for each block, the output of the last node of this block in the graph: name of the block → tensor."""
+    """Map the name of each block to the output of its last node in the graph."""
     last: dict[str, str] = {}
     for node in proto.graph.node:
         module = node.name.partition("/")[0]
@@ -127,7 +105,7 @@ def last_tensors(proto: ModelProto, names: Iterable[str]) -> dict[str, str]:
 
 
 def _outputs(model: Model, names: Iterable[str], tensors: torch.Tensor) -> dict[str, NDArray[Any]]:
-    """Run the model, and return the output of each named module and the logits: name → array."""
+    """Return the output of each named module, and the logits."""
     caught: dict[str, NDArray[Any]] = {}
 
     def catch(name: str) -> Any:
@@ -164,8 +142,11 @@ def _errors(
     trained: dict[str, NDArray[Any]],
     exact: dict[str, NDArray[Any]],
     precision: Precision,
-) -> list[BlockError]:
-    blocks: list[BlockError] = []
+) -> list[dict[str, Any]]:
+    """Return for each block: its name; the largest and the relative error of its output; the relative error divided by
+    that of the block before; the limit of the largest error, if the precision has one; and whether it is right.
+    """
+    blocks: list[dict[str, Any]] = []
     before = 0.0
     for name, tensor in tensors.items():
         if tensor not in values or values[tensor].size != exact[name].size:
@@ -179,14 +160,14 @@ def _errors(
             not errors.broken and errors.largest <= limit.largest and errors.rms <= (limit.rms or np.inf)
         )
         blocks.append(
-            BlockError(
-                block=name,
-                largest=errors.largest,
-                relative_l2=errors.relative_l2,
-                growth=errors.relative_l2 / before if before else 1.0,
-                limit=limit.largest if limit else None,
-                passed=within,
-            )
+            {
+                "block": name,
+                "largest": errors.largest,
+                "relative_l2": errors.relative_l2,
+                "growth": errors.relative_l2 / before if before else 1.0,
+                "limit": limit.largest if limit else None,
+                "passed": within,
+            }
         )
         before = errors.relative_l2
     return blocks

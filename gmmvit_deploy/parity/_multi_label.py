@@ -21,12 +21,13 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.images import Label
 from gmmvit_deploy.images.labels import LabelSet
-from gmmvit_deploy.parity._paired import Paired, images_needed, numbers_of, verdict_of
+from gmmvit_deploy.parity._paired import Paired
 from gmmvit_deploy.parity._single_label import Classes
 from gmmvit_deploy.parity._verdict import Check, skipped_check
 from gmmvit_deploy.wrong_labels import chance_of, unrelated_labels
 
-__all__ = ["MultiLabelAccuracy"]
+MEASURES = {"map": "mAP", "f1_macro": "macro F1", "f1_micro": "micro F1"}
+"""Measure in the details of the check → its name."""
 
 
 class MultiLabelAccuracy:
@@ -55,10 +56,7 @@ class MultiLabelAccuracy:
         self._logits.append(np.where(np.isfinite(logits[known]), logits[known], -np.inf))
 
     def right(self, labels: Sequence[Label], logits: NDArray[Any]) -> list[bool | None]:
-        """Return for each image whether the logits (B, C) give all labels right; None for an unlabelled image.
-
-        Errors: as for `add`.
-        """
+        """Return for each image whether the logits (B, C) give all labels right; None if unlabelled."""
         known, true = self._true_sets(labels, logits.shape[1])
         answers = iter(self._all_right(true, logits[known]).tolist())
         return [next(answers) if labelled else None for labelled in known]
@@ -91,10 +89,12 @@ class MultiLabelAccuracy:
         thresholds = np.array(self._label_set.threshold_logits)
         scores = {"pytorch": np.concatenate(self._trained), "runner": np.concatenate(self._logits)}
         right = {who: self._all_right(true, logits) for who, logits in scores.items()}
-        pairs = _paired(right["pytorch"], right["runner"])
+        counts = np.zeros((2, 2), int)
+        np.add.at(counts, (right["pytorch"].astype(int), right["runner"].astype(int)), 1)
+        pairs = Paired.of(counts)
         measures = {who: self._measures(true, logits, logits >= thresholds) for who, logits in scores.items()}
         low, high = pairs.interval()
-        verdict, allowed = verdict_of(pairs, gate)
+        verdict, allowed = pairs.verdict(gate)
         reasons = []
         if wrong := _unrelated(true, scores["pytorch"] >= thresholds):
             verdict = "failed" if verdict == "failed" else "undecided"
@@ -108,10 +108,10 @@ class MultiLabelAccuracy:
             ours, theirs = measures["runner"][name], measures["pytorch"][name]
             if ours is not None and theirs is not None and ours < gate * theirs:
                 verdict = "failed"
-                reasons.append(f"{_NAMES[name]} {ours:.4f}, expected at least {gate:g} times PyTorch's {theirs:.4f}")
+                reasons.append(f"{MEASURES[name]} {ours:.4f}, expected at least {gate:g} times PyTorch's {theirs:.4f}")
         shown = ", ".join(
-            f"{_NAMES[name]} {measures['runner'][name]:.4f} (PyTorch {measures['pytorch'][name]:.4f})"
-            for name in _NAMES
+            f"{MEASURES[name]} {measures['runner'][name]:.4f} (PyTorch {measures['pytorch'][name]:.4f})"
+            for name in MEASURES
             if measures["runner"][name] is not None
         )
         return Check(
@@ -125,9 +125,9 @@ class MultiLabelAccuracy:
                 "unlabelled": self._unlabelled,
                 "gate": gate,
                 "lowest_difference_allowed": allowed,
-                "all_right": numbers_of(pairs),
+                "all_right": pairs.numbers(),
                 "measures": measures,
-                "images_needed": images_needed(pairs, allowed) if verdict == "undecided" else None,
+                "images_needed": pairs.images_needed(allowed) if verdict == "undecided" else None,
                 "classes": self._classes.note,
                 "wrong_labels": wrong,
             },
@@ -145,20 +145,8 @@ class MultiLabelAccuracy:
         }
 
 
-_NAMES = {"map": "mAP", "f1_macro": "macro F1", "f1_micro": "micro F1"}
-
-
 def _unrelated(true: NDArray[Any], answers: NDArray[Any]) -> str:
     """Return why the labels (N, C) cannot judge, from PyTorch's answers (N, C), or ""."""
     _, sets = np.unique(np.concatenate([true, answers]), axis=0, return_inverse=True)
     counts = [np.bincount(part, minlength=sets.max() + 1) for part in np.split(sets.reshape(-1), 2)]
     return unrelated_labels(int((true == answers).all(1).sum()), len(true), chance_of(*counts))
-
-
-def _paired(pytorch: NDArray[Any], runner: NDArray[Any]) -> Paired:
-    return Paired(
-        both=int((pytorch & runner).sum()),
-        lost=int((pytorch & ~runner).sum()),
-        gained=int((~pytorch & runner).sum()),
-        neither=int((~pytorch & ~runner).sum()),
-    )

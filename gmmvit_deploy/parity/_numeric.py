@@ -38,8 +38,6 @@ from gmmvit_deploy.parity.suspects import explain
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.tolerances import Limit, Noise, limit_from_noise, limit_from_stored
 
-__all__ = ["EXACT", "STORED", "NumericCheck", "check_stored"]
-
 EXACT = "PyTorch's float64 logits"
 STORED = "the logits that PyTorch computed at export"
 
@@ -48,16 +46,13 @@ STORED = "the logits that PyTorch computed at export"
 class SetNumbers:
     """The measured distances of a set of inputs, and their limit.
 
-    inputs: the name of the set.  batch: the number of inputs in the runner's batches.
-    reference: the name of the logits from which ``from_exact`` are the distances: PyTorch's float64 logits; or the
-    float32 logits stored at export, because this process cannot build the model; or those of a quantised graph.
+    batch: the number of inputs in the runner's batches.
     noise: the distance of PyTorch's float32 logits from PyTorch's float64 logits.
-    limit: the limit for ``from_exact``.
-    from_exact: the distances of the runner's logits from the reference.
+    from_exact, limit: the distances of the runner's logits from those that ``reference`` names, and their limit.
     from_trained: the distances of the runner's logits from PyTorch's float32 logits.
-    misshapen: expected and actual shape of the runner's logits if the two shapes differ; else empty.
-    rounding_kept: the share of a quantised graph's rounding in the runner's logits (`parity._quantised`).
+    misshapen: expected and actual shape of the runner's logits if they differ; else empty.
     spread: the largest difference of PyTorch's float64 logits of a class between two inputs of the set.
+    rounding_kept: the share of a quantised graph's rounding in the runner's logits (`parity._quantised`).
     """
 
     inputs: str
@@ -73,11 +68,10 @@ class SetNumbers:
 
     @property
     def equal(self) -> bool:
-        """True if the logits of all inputs are equal within the limit for fp32, whatever the runner's precision."""
+        """Whether the logits of all inputs are equal within the limit for fp32."""
         return self.spread <= limit_from_noise(self.noise).largest
 
     def problems(self) -> list[str]:
-        """Return the reasons why this set of inputs does not pass; empty if the set passes."""
         shown = f"{shown_inputs(self.inputs)}, batch {self.batch}"
         if self.misshapen:
             return [f"{shown}: {self.misshapen}"]
@@ -114,9 +108,7 @@ class SetNumbers:
 class Distances:
     """Accumulate the distances of a runner's logits on a set of inputs, batch by batch.
 
-    batch: as in `SetNumbers`.
-    stored: the float32 noise recorded at export, if ``trained`` and ``exact`` of `add` are both the logits stored at
-    export; None if PyTorch computes them.
+    stored: the noise recorded at export, if both of PyTorch's logits are those stored at export; else None.
     """
 
     def __init__(self, inputs: str, *, batch: int, stored: Noise | None = None) -> None:
@@ -135,11 +127,8 @@ class Distances:
         exact: NDArray[Any],
         of_graph: NDArray[Any] | None = None,
     ) -> None:
-        """Add the logits of a batch.
-
-        logits: (B, C), from the runner; another shape makes the check fail.
-        trained, exact: (B, C), from PyTorch in float32 and in float64.
-        of_graph: (B, C), from the quantised graph with every rounding; None for other precisions.
+        """Add logits (B, C): of the runner, where another shape makes the check fail, of PyTorch in float32 and in
+        float64, and of the quantised graph with every rounding; None for other precisions.
         """
         self._noise.add(trained, exact)
         self._lowest, self._highest = np.fmin(self._lowest, exact.min(0)), np.fmax(self._highest, exact.max(0))
@@ -214,7 +203,7 @@ class NumericCheck(RunnerCheck):
         return max((numbers.limit for numbers in self._of_logits), key=lambda limit: limit.largest)
 
     def _judged(self, sets: list[SetNumbers]) -> list[SetNumbers]:
-        """Return all sets, or those without the data for a quantised graph, which other checks judge on images."""
+        """Leave out the data for a quantised graph, which other checks judge on images."""
         return [numbers for numbers in sets if self.graph is None or numbers.inputs.split(",")[0] in self.run.kept]
 
     def judge(self) -> Check:
@@ -258,11 +247,7 @@ class NumericCheck(RunnerCheck):
 
 
 def check_stored(stored: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> Check:
-    """Compare PyTorch's logits on this machine with the golden logits, to check the reference itself.
-
-    stored: (B, C), the golden logits, which PyTorch computed at export.
-    trained, exact: (B, C), PyTorch's float32 and float64 logits of the same inputs on this machine.
-    """
+    """Compare PyTorch's float32 logits here (``exact``: in float64) with those stored at export, all (B, C)."""
     noise = ErrorMeasure()
     noise.add(trained, exact)
     largest = distance(stored, trained)

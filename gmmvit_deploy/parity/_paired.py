@@ -5,7 +5,7 @@
     difference = (c − b) / n, with n the number of images
     interval: Tango's score interval of the difference, for paired proportions (Statistics in Medicine 17, 1998)
 
-The interval is that of `gmmvit_deploy.intervals`, which also has the interval of the accuracy of one classifier.
+Each end of the interval is a one-sided 95 % bound.
 """
 
 from __future__ import annotations
@@ -13,26 +13,28 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gmmvit_deploy.intervals import Z95_ONE_SIDED, mcnemar, score_interval
-from gmmvit_deploy.parity._verdict import Verdict
+from numpy.typing import NDArray
 
-__all__ = ["Paired", "images_needed", "numbers_of", "verdict_of"]
+from gmmvit_deploy.intervals import mcnemar, score_interval
+from gmmvit_deploy.parity._verdict import Verdict
 
 _MAX_IMAGES = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
-    """Numbers of images by which classifier is correct.
-
-    both: PyTorch and the runner are correct.  lost: only PyTorch is correct.  gained: only the runner is correct.
-    neither: PyTorch and the runner are wrong.
-    """
+    """Numbers of images by which classifier is correct: both, only PyTorch, only the runner, neither."""
 
     both: int
     lost: int
     gained: int
     neither: int
+
+    @classmethod
+    def of(cls, counts: NDArray[Any]) -> Paired:
+        """counts: (2, 2), the numbers of images by [PyTorch is correct, the runner is correct]."""
+        (neither, gained), (lost, both) = counts.tolist()
+        return cls(both=both, lost=lost, gained=gained, neither=neither)
 
     @property
     def images(self) -> int:
@@ -40,59 +42,47 @@ class Paired:
 
     @property
     def pytorch_accuracy(self) -> float:
-        """Accuracy of PyTorch, as a share of the images."""
         return (self.both + self.lost) / self.images
 
     @property
     def runner_accuracy(self) -> float:
-        """Accuracy of the runner, as a share of the images."""
         return (self.both + self.gained) / self.images
 
     @property
     def difference(self) -> float:
         return (self.gained - self.lost) / self.images
 
-    def interval(self, z: float = Z95_ONE_SIDED) -> tuple[float, float]:
-        """Return both ends of the interval of `difference`.
+    def interval(self) -> tuple[float, float]:
+        return score_interval(self.images, self.lost, self.gained)
 
-        z: the standard normal quantile. By default, each end is a one-sided 95 % bound.
+    def verdict(self, gate: float) -> tuple[Verdict, float]:
+        """Return (the verdict on the interval of the difference, the lowest difference that passes)."""
+        low, high = self.interval()
+        allowed = (gate - 1) * self.pytorch_accuracy
+        return "passed" if low >= allowed else "failed" if high < allowed else "undecided", allowed
+
+    def images_needed(self, allowed: float) -> int | None:
+        """Return how many images would pass if the shares of lost and gained images stayed the same.
+
+        allowed: the lowest difference that passes.  None if no number of images up to 10⁹ would pass.
         """
-        return score_interval(self.images, self.lost, self.gained, z=z)
+        if self.difference <= allowed:
+            return None
+        lost, gained = self.lost / self.images, self.gained / self.images
+        low, high = self.images, _MAX_IMAGES
+        while low < high:
+            middle = (low + high) // 2
+            enough = score_interval(middle, lost * middle, gained * middle)[0] >= allowed
+            low, high = (low, middle) if enough else (middle + 1, high)
+        return low if low < _MAX_IMAGES else None
 
-
-def images_needed(pairs: Paired, gate_difference: float) -> int | None:
-    """Return how many images would pass the gate if the shares of lost and gained images stayed the same.
-
-    gate_difference: the lowest difference that passes.
-    Returns None if no number of images would pass, because the measured difference is at or below ``gate_difference``,
-    or if 10⁹ images would not be enough.
-    """
-    if pairs.difference <= gate_difference:
-        return None
-    lost, gained = pairs.lost / pairs.images, pairs.gained / pairs.images
-    low, high = pairs.images, _MAX_IMAGES
-    while low < high:
-        middle = (low + high) // 2
-        enough = score_interval(middle, lost * middle, gained * middle)[0] >= gate_difference
-        low, high = (low, middle) if enough else (middle + 1, high)
-    return low if low < _MAX_IMAGES else None
-
-
-def verdict_of(pairs: Paired, gate: float) -> tuple[Verdict, float]:
-    """Return (the verdict on the interval of the difference, the lowest difference that passes)."""
-    low, high = pairs.interval()
-    allowed = (gate - 1) * pairs.pytorch_accuracy
-    return "passed" if low >= allowed else "failed" if high < allowed else "undecided", allowed
-
-
-def numbers_of(pairs: Paired) -> dict[str, Any]:
-    """Return the shares, the difference with its interval, and McNemar's p-value, for a report."""
-    low, high = pairs.interval()
-    return {
-        "pytorch": pairs.pytorch_accuracy,
-        "runner": pairs.runner_accuracy,
-        "difference": pairs.difference,
-        "interval": [low, high],
-        "mcnemar_p": mcnemar(pairs.lost, pairs.gained),
-        **asdict(pairs),
-    }
+    def numbers(self) -> dict[str, Any]:
+        """Return the shares, the difference with its interval, and McNemar's p-value, for a report."""
+        return {
+            "pytorch": self.pytorch_accuracy,
+            "runner": self.runner_accuracy,
+            "difference": self.difference,
+            "interval": list(self.interval()),
+            "mcnemar_p": mcnemar(self.lost, self.gained),
+            **asdict(self),
+        }

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.reports.plotting import SERIES, bar_style, figure_and_axes, svg
 
-__all__ = ["block_plot", "class_plot", "margin_plot", "mixed_plot"]
-
 _ERROR, _LIMIT = SERIES[:2]
 _MANY_CLASSES = 40
 
@@ -41,9 +39,8 @@ def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[An
     margins, errors, flipped: (N,), as in `RunnerReport.points`.
     """
     figure, axes = figure_and_axes(height=4.2)
-    least = 1e-10
     beyond = int((errors > margins / 2).sum())
-    margins, errors = np.maximum(margins, least), np.maximum(errors, least)
+    margins, errors = np.maximum(margins, 1e-10), np.maximum(errors, 1e-10)  # the axes are logarithmic
     # The points are drawn as a single bitmap, because browsers fail on a page with ten thousand SVG shapes.
     axes.scatter(margins[~flipped], errors[~flipped], s=8, color=_ERROR, alpha=0.5, lw=0, rasterized=True)
     if flipped.any():

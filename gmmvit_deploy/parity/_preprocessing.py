@@ -33,8 +33,6 @@ from gmmvit_deploy.runtimes.programs.onnxruntime import normalised_in_graph
 from gmmvit_deploy.runtimes.runners.runner import Runner, Served
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["PreprocessingCheck", "check_preprocessing", "expected_of_golden"]
-
 _MAX_SENT = 16
 _TENSOR_ROUNDING = 4 * 2.0**-23
 """Largest difference allowed between two tensors, relative to the largest value of the tensor or to 1.
@@ -53,7 +51,6 @@ class PreprocessingCheck(RunnerCheck):
             self.tested.check(NumericCheck).widest_limit,
             samples=self.run.samples,
             of_graph=self.graph,
-            checked=self.run.graph_problems,
         )
 
 
@@ -64,14 +61,11 @@ def check_preprocessing(
     *,
     samples: Sequence[Sample] = (),
     of_graph: QuantisedGraph | None = None,
-    checked: dict[Path, list[str]] | None = None,
 ) -> Check:
     """Check preprocessing in this package, in the runner's graph and on the runner's server.
 
     limit: the limit for the distance of the runner's logits.  samples: real images to send to the server.
     of_graph: the runner's quantised graph, whose logits the server must give; None expects PyTorch's logits.
-    checked: path of a graph → problems with its normalisation. A graph in it is not run again, and the graph of the
-    runner is added: runners of the same graph share the dict.
     Errors: every error that the server's client raises.
     """
     spec = bundle.manifest.image
@@ -86,10 +80,7 @@ def check_preprocessing(
         reasons.append(f"here: {problem}")
     if bundle.manifest.input_kind == "pixels" and runner.graph is not None:
         seen.append("the graph normalises with the manifest's mean and std")
-        checked, path = {} if checked is None else checked, runner.graph.path
-        if path not in checked:
-            checked[path] = _graph_problems(path, golden, spec)
-        reasons += checked[path]
+        reasons += _graph_problems(runner.graph.path, golden, spec)
     if runner.server is not None:
         samples = _with_logits(bundle, samples[:_MAX_SENT], of_graph)
         whose = "PyTorch's" if of_graph is None else "the quantised graph's"

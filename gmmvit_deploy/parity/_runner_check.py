@@ -25,8 +25,6 @@ from gmmvit_deploy.runner_name import KERNELS_SUFFIX
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["CALIBRATED", "NO_LOGITS", "Answers", "ParityRun", "RunnerCheck", "RunnerUnderTest"]
-
 NO_LOGITS = "the bundle has no logits; its features are compared by the check numeric"
 CALIBRATED = "the graph was calibrated on these images, so they cannot judge it; add others to --data"
 
@@ -41,7 +39,6 @@ class ParityRun:
     trained: PyTorch's own accuracy on the data.
     kept: name → golden and random inputs.
     samples: real images in the form that a client sends.
-    graph_problems: path of a graph → problems with its normalisation.
     """
 
     options: ParityOptions
@@ -51,7 +48,6 @@ class ParityRun:
     on_progress: OnProgress
     kept: dict[str, Known] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
-    graph_problems: dict[Path, list[str]] = field(default_factory=dict)
     _graphs: dict[tuple[Path, Precision, bool], QuantisedGraph] = field(default_factory=dict)
 
     @property
@@ -72,7 +68,7 @@ class ParityRun:
         return list(self.kept.values())[-1]
 
     def graph_of(self, runner: Runner) -> QuantisedGraph | None:
-        """Return the runner's quantised graph, which runners of the same graph share; None for other precisions."""
+        """Return the runner's quantised graph, which runners share; None for other precisions."""
         if runner.precision not in QUANTIZED:
             return None
         for_cpu = runner.device == "cpu"
@@ -86,13 +82,11 @@ class ParityRun:
 class Answers:
     """What a runner answered to a batch of inputs.
 
-    inputs: the name of the set of inputs.  real: True for images of the data.
-    known: the batch with PyTorch's logits.  batch: the number of inputs in the runner's batches.
+    inputs: the name of the set of inputs.  real: True for images of the data.  batch: the size of the runner's batches.
     logits: (B, C), in the shape that the runner gave.  features: (B, D); None if the bundle has none beside logits.
     new: (B,), which images did not calibrate the runner's quantised graph, and so can judge it.
     of_graph: (B, C), the logits of the quantised graph with every rounding; None for other precisions.
-    without_kernels: the logits of the new images in the same graph and runtime without this project's kernels; None
-    without kernels.
+    without_kernels: the logits of the new images in the same runtime without our kernels; None without kernels.
     """
 
     inputs: str
@@ -115,8 +109,7 @@ class Answers:
 class RunnerUnderTest:
     """A runner with its checks; it computes all inputs in batches of each size of ``batches``.
 
-    Kernels, and what a runtime makes of a graph, depend on the size: so the runner is judged one by one and in batches,
-    as it is served, and the worst result of a check counts.
+    Kernels, and what a runtime makes of a graph, depend on the size: so the worst result of a check counts.
     graph: the quantised graph of the runner; None for other precisions.
     """
 
@@ -129,11 +122,10 @@ class RunnerUnderTest:
         self.checks = tuple(check(self) for check in checks)
 
     def check(self, kind: type[_Check]) -> _Check:
-        """Return the check of a class, whose numbers another check needs."""
         return next(check for check in self.checks if isinstance(check, kind))
 
     def add(self, inputs: str, known: Known, *, real: bool) -> None:
-        """Compute a batch, and give the answers to every check.  The arguments are those of `Answers`."""
+        """Compute a batch, and give the answers to every check."""
         images = known.batch.inputs
         of_graph = self.graph.logits(images, real=real) if self.graph is not None else None
         new = np.ones(len(images), bool) if self.graph is None else self.graph.new(images)
@@ -165,7 +157,6 @@ class RunnerUnderTest:
         return self._plain.rows(inputs)
 
     def close(self) -> None:
-        """Close what the test opened beside the runner."""
         if self._plain is not None:
             self._plain.close()
 

@@ -31,8 +31,6 @@ from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtimes.runners.runner import Runner, Served
 from gmmvit_deploy.tolerances import Limit
 
-__all__ = ["ServedCheck"]
-
 _CLIENTS = 16
 _REQUESTS = 160
 _MAX_IN_A_REQUEST = 4
@@ -115,12 +113,10 @@ class _Judged:
         self.largest = 0.0
 
     def add(self, kind: str, logits: NDArray[Any], exact: NDArray[Any], among: NDArray[Any] | None = None) -> None:
-        """Judge the logits with which the server answered a request.
+        """Judge the logits (B, C) with which the server answered a request.
 
-        kind: the kind of request, for messages.  logits: (B, C), from the server.
-        exact: (B, C), the expected logits.
-        among: the expected logits of all concurrent requests, to detect an answer that belongs to another request;
-        None if there are no concurrent requests.
+        kind: the kind of request, for messages.  exact: (B, C), the expected logits.
+        among: the expected logits of all concurrent requests, to detect an answer that belongs to another request.
         """
         self.answers += len(logits)
         largest = distance(logits, exact)
@@ -153,12 +149,11 @@ def _mix(
     generator: np.random.Generator,
     judged: _Judged,
 ) -> dict[str, Any]:
-    """Send rounds of concurrent requests until the server has joined requests into a batch; at most `_ROUNDS` rounds.
+    """Send up to `_ROUNDS` rounds of concurrent requests, until the server has joined requests into a batch.
 
-    Other clients, such as the probes of a supervisor, can only add executions. ``executions`` is therefore the largest
-    number that can have run the requests, and ``joined``, its difference to the number of requests, is never too high.
-    Returns ``requests``, ``executions`` and ``joined``. If the server does not offer its statistics, as behind a
-    gateway, a single round is sent, and executions and ``joined`` are None.
+    Returns ``requests``, ``executions``, the largest number that can have run the requests, and ``joined``, their
+    difference, which is never too high: other clients, such as the probes of a supervisor, can only add executions.
+    The last two are None if the server does not offer its statistics, as behind a gateway.
     """
     largest = min(_MAX_IN_A_REQUEST, runner.max_batch)
     requests = executions = 0

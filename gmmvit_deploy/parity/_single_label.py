@@ -18,14 +18,11 @@ from gmmvit_deploy.images.data.images import Label
 from gmmvit_deploy.images.labels import distinct_names
 from gmmvit_deploy.images.names import shown_names
 from gmmvit_deploy.intervals import mcnemar
-from gmmvit_deploy.parity._paired import Paired, images_needed, numbers_of, verdict_of
-from gmmvit_deploy.parity._verdict import Check, Verdict, skipped_check
+from gmmvit_deploy.parity._paired import Paired
+from gmmvit_deploy.parity._verdict import SEVERITY, Check, Verdict, skipped_check
 from gmmvit_deploy.wrong_labels import permuted_labels, wrong_labels
 
-__all__ = ["Accuracy", "Classes", "classes_of"]
-
 _TOP = 5
-_SEVERITY: tuple[Verdict, ...] = ("passed", "undecided", "failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +38,9 @@ class Classes:
 
 
 def classes_of(data: Sequence[str], labels: Sequence[str], source: str) -> Classes:
-    """Match the data's classes with the bundle's labels, by name.
+    """Match the data's classes with the bundle's labels, by name, or by distinct name, such as ``crane (134)``.
 
-    A label that several classes of the bundle have is matched by its distinct name, such as ``crane (134)``.
-
-    data: the names of the data's classes; empty if the data names no classes.  labels: the names of the bundle's
-    classes.  source: the name of the data, for messages.
+    data: the names of the data's classes; empty if the data names no classes.  source: the name of the data.
     Errors: InputError when the data has classes that the bundle lacks, or a label that several classes of the bundle
     have.
     """
@@ -97,22 +91,15 @@ class Accuracy:
         """
         known, true = self._true(labels)
         self._unlabelled += int((~known).sum())
-        if not len(true):
-            return
         trained, logits = trained[known], np.where(np.isfinite(logits[known]), logits[known], -np.inf)
         np.add.at(self._answers, (true, trained.argmax(1)), 1)
-        right, also = _right(trained, true, 1), _right(logits, true, 1)
-        np.add.at(self._top1, (true, right.astype(int), also.astype(int)), 1)
-        right, also = _right(trained, true, _TOP), _right(logits, true, _TOP)
-        np.add.at(self._top5, (right.astype(int), also.astype(int)), 1)
+        np.add.at(self._top1, (true, _right(trained, true, 1), _right(logits, true, 1)), 1)
+        np.add.at(self._top5, (_right(trained, true, _TOP), _right(logits, true, _TOP)), 1)
 
     def right(self, labels: Sequence[Label], logits: NDArray[Any]) -> list[bool | None]:
-        """Return for each image whether the logits (B, C) give its class; None for an unlabelled image.
-
-        Errors: as for `add`.
-        """
+        """Return for each image whether the logits (B, C) give its class; None if unlabelled.  Errors: as for `add`."""
         known, true = self._true(labels)
-        answers = iter(_right(logits[known], true, 1).tolist())
+        answers = iter(_right(logits[known], true, 1).astype(bool).tolist())
         return [next(answers) if labelled else None for labelled in known]
 
     def _true(self, labels: Sequence[Label]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -131,46 +118,29 @@ class Accuracy:
             )
         return known, raw if self._classes.to_logit is None else np.array(self._classes.to_logit)[raw]
 
-    @property
-    def top1(self) -> Paired:
-        return _paired(self._top1.sum(0))
-
-    def per_class(self) -> list[dict[str, Any]]:
-        """Return, for each class with images: the number of images, and how many PyTorch and the runner get right."""
-        return [
-            {
-                "class": self._labels[index],
-                "images": int(counts.sum()),
-                "pytorch": int(counts[1].sum()),
-                "runner": int(counts[:, 1].sum()),
-            }
-            for index, counts in enumerate(self._top1)
-            if counts.sum()
-        ]
-
     def check(self, gate: float) -> Check:
         """Judge the differences of top-1 and top-5 by the gate; the check has the worse of both verdicts."""
         if not self._top1.sum():
             return skipped_check("accuracy", f"the data has no labels: {self._unlabelled} images without a true class")
-        pairs = self.top1
+        pairs, top5 = Paired.of(self._top1.sum(0)), None
         low, high = pairs.interval()
-        verdict, allowed = verdict_of(pairs, gate)
-        needed = images_needed(pairs, allowed)
+        verdict, allowed = pairs.verdict(gate)
+        needed = pairs.images_needed(allowed)
         summary = (
             f"top-1 {pairs.runner_accuracy:.2%}, PyTorch {pairs.pytorch_accuracy:.2%}; "
             f"difference {pairs.difference:+.2%} ({low:+.2%} to {high:+.2%}), "
             f"gate {allowed:+.3%}, on {pairs.images:,} images"
         )
-        reasons = [*_why(verdict, pairs, allowed, needed)]
+        reasons = _why(verdict, pairs, allowed, needed)
         if len(self._labels) > _TOP:
-            top5 = _paired(self._top5)
+            top5 = Paired.of(self._top5)
             low5, high5 = top5.interval()
-            verdict5, allowed5 = verdict_of(top5, gate)
+            verdict5, allowed5 = top5.verdict(gate)
             summary += (
                 f"; top-5 {top5.runner_accuracy:.2%}, difference {top5.difference:+.2%} ({low5:+.2%} to {high5:+.2%})"
             )
-            if _SEVERITY.index(verdict5) > _SEVERITY.index(verdict):
-                verdict, needed = verdict5, images_needed(top5, allowed5)
+            if SEVERITY.index(verdict5) > SEVERITY.index(verdict):
+                verdict, needed = verdict5, top5.images_needed(allowed5)
                 reasons = [f"top-5: {reason}" for reason in _why(verdict5, top5, allowed5, needed)]
         if wrong := wrong_labels(self._answers, self._labels):
             permuted = permuted_labels(self._answers, self._labels)
@@ -186,18 +156,27 @@ class Accuracy:
                 "unlabelled": self._unlabelled,
                 "gate": gate,
                 "lowest_difference_allowed": allowed,
-                "top1": numbers_of(pairs),
-                "top5": numbers_of(_paired(self._top5)) if len(self._labels) > _TOP else None,
+                "top1": pairs.numbers(),
+                "top5": top5.numbers() if top5 is not None else None,
                 "images_needed": needed if verdict == "undecided" else None,
                 "classes": self._classes.note,
                 "wrong_labels": wrong,
-                "per_class": self.per_class(),
+                "per_class": [
+                    {
+                        "class": self._labels[index],
+                        "images": int(counts.sum()),
+                        "pytorch": int(counts[1].sum()),
+                        "runner": int(counts[:, 1].sum()),
+                    }
+                    for index, counts in enumerate(self._top1)
+                    if counts.sum()
+                ],
             },
         )
 
 
 def _right(logits: NDArray[Any], true: NDArray[Any], top: int) -> NDArray[Any]:
-    """Return for each row (B,) whether the true class has one of the ``top`` largest logits.
+    """Return for each row (B,) 1 if the true class has one of the ``top`` largest logits, else 0.
 
     Of two equal logits, the logit with the lower class index counts as larger.
     """
@@ -205,11 +184,7 @@ def _right(logits: NDArray[Any], true: NDArray[Any], top: int) -> NDArray[Any]:
     classes = np.arange(logits.shape[1])
     before = (logits > own) | ((logits == own) & (classes < true[:, None]))
     right: NDArray[Any] = (before.sum(1) < top) & np.isfinite(own[:, 0])
-    return right
-
-
-def _paired(counts: NDArray[Any]) -> Paired:
-    return Paired(both=int(counts[1, 1]), lost=int(counts[1, 0]), gained=int(counts[0, 1]), neither=int(counts[0, 0]))
+    return right.astype(int)
 
 
 def _why(verdict: Verdict, pairs: Paired, allowed: float, needed: int | None) -> list[str]:

@@ -30,14 +30,12 @@ from gmmvit_deploy.parity._verdict import Check, worst_of
 from gmmvit_deploy.parity.measures import ErrorMeasure
 from gmmvit_deploy.tolerances import roundoff_ratio
 
-__all__ = ["StagesCheck", "decided"]
-
 _MAX_COST = 1.5
 _MIN_IMAGES = 8
 
 
 def decided(logits: NDArray[Any], label_set: LabelSet) -> NDArray[Any]:
-    """Return the decisions (B, 1) or (B, C) of logits (B, C)."""
+    """Return the class (B, 1), or for each label whether it is given (B, C)."""
     multi = label_set.task == "multi-label"
     decisions: NDArray[Any] = logits >= np.array(label_set.threshold_logits) if multi else logits.argmax(1)[:, None]
     return decisions
@@ -174,8 +172,8 @@ class Stages:
         return problems
 
 
-def _gate(least: float | None) -> str:
-    return "" if least is None else f" (gate {least:g})"
+def _gate(value: float | None) -> str:
+    return "" if value is None else f" (gate {value:g})"
 
 
 class StagesCheck(RunnerCheck):
@@ -197,7 +195,6 @@ class StagesCheck(RunnerCheck):
             self._at[answers.batch].add(answers)
 
     def blamed(self, batch: int) -> str:
-        """Return what a failed gate is due to, in batches of a size."""
         return self._at[batch].blamed
 
     @property

@@ -36,8 +36,6 @@ from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.wrong_labels import LEVEL
 
-__all__ = ["TrainedAccuracy", "other_preprocessings"]
-
 _SAMPLE = 256
 _TRIED_FIRST = 16
 _SHARE_CORRECTED = 0.25
@@ -53,9 +51,7 @@ _RULES: tuple[ResizeRule, ...] = ("center-bicubic", "center-bilinear", "stretch-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Preprocessing:
-    """name: what differs from the bundle, with the options of ``gmmvit export``.  colours: order of the channels."""
-
-    name: str
+    name: str  # what differs from the bundle, with the options of gmmvit export
     image: ImageSpec
     colours: list[int] | None = None
 
@@ -133,12 +129,12 @@ class TrainedAccuracy:
             )
 
     def _interval(self) -> tuple[int, int, float, float]:
-        """Return (images that PyTorch classifies correctly, labelled images, both ends of the accuracy's interval)."""
+        """Return (images that PyTorch classifies correctly, labelled images, low and high end of the accuracy)."""
         known = [right for right in self._right if right is not None]
         return sum(known), len(known), *share_interval(sum(known), len(known))
 
     def _below(self) -> bool:
-        """Return True if the whole interval of PyTorch's accuracy lies below the expected accuracy."""
+        """Whether the whole interval of PyTorch's accuracy lies below the expected accuracy."""
         return self._expected is not None and self._interval()[-1] < self._expected
 
     def judged(self, accuracy: Check) -> Check:

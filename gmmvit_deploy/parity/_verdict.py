@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-__all__ = ["Check", "Verdict", "overall", "worst_of"]
-
 Verdict = Literal["passed", "failed", "undecided", "skipped"]
-_SEVERITY: tuple[Verdict, ...] = ("skipped", "passed", "undecided", "failed")
+SEVERITY: tuple[Verdict, ...] = ("skipped", "passed", "undecided", "failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +34,9 @@ class Check:
 
 
 def overall(checks: Iterable[Check]) -> Verdict:
-    """Return ``failed`` if any check failed, else ``undecided`` if any check is undecided, else ``passed``.
-
-    If every check was skipped, the overall verdict is also ``failed``, because a skipped check verifies nothing.
-    """
-    verdicts = {check.verdict for check in checks}
-    if "failed" in verdicts or not verdicts & {"passed", "undecided"}:
-        return "failed"
-    return "undecided" if "undecided" in verdicts else "passed"
+    """Return the worst verdict; ``failed`` if every check was skipped, because a skipped check verifies nothing."""
+    worst = max((check.verdict for check in checks), key=SEVERITY.index, default=SEVERITY[0])
+    return "failed" if worst == "skipped" else worst
 
 
 def worst_of(checks: Mapping[int, Check], value: Callable[[Mapping[str, Any]], float]) -> Check:
@@ -56,7 +49,7 @@ def worst_of(checks: Mapping[int, Check], value: Callable[[Mapping[str, Any]], f
     def rank(size: int) -> tuple[int, float]:
         check = checks[size]
         measured = value(check.details) if check.details else 0.0
-        return -_SEVERITY.index(check.verdict), -math.inf if math.isnan(measured) else measured
+        return -SEVERITY.index(check.verdict), -math.inf if math.isnan(measured) else measured
 
     worst = min(checks, key=rank)
     check = checks[worst]
@@ -78,5 +71,4 @@ def worst_of(checks: Mapping[int, Check], value: Callable[[Mapping[str, Any]], f
 
 
 def skipped_check(name: str, why: str) -> Check:
-    """Return a check that did not run.  why: the reason."""
     return Check(name=name, verdict="skipped", summary=why, reasons=(why,))

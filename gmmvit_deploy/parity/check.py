@@ -25,20 +25,16 @@ A runner is a runtime, an engine or a server that computes the logits.
     localize          the error of each block is within the tolerance; otherwise the check names the first block with a
                       larger error
 
-The checks ``constants``, ``reference`` and ``choice`` examine the bundle; the others examine a runner. Some checks do
-not always run: ``accuracy`` needs labelled images, ``decisions`` needs images, ``calibration`` runs only for int8 and
-fp8, and so does ``stages``, which is undecided without images, ``preprocessing`` needs the mean and std of the images,
-``served`` runs only for Triton, and ``localize`` only with --localize. Without labelled images, ``accuracy`` is
-undecided for a model that export resized to another image size.
+The checks ``constants``, ``reference`` and ``choice`` examine the bundle; the others examine a runner. A check that
+does not apply is skipped, with the reason.
 
 In the pass, PyTorch computes the logits of every input once, and each runner twice: one by one, and in batches. The
 checks ``numeric``, ``decisions``, ``accuracy`` and ``stages`` judge both, and the worst counts. The pass keeps
 statistics of the images of the data, and no images.
 
-The code of a model can be in a file that gmmvit runs only if the command names the file. Without the file, the golden
-inputs of the bundle and the logits that PyTorch computed for them at export are the reference: ``numeric``,
-``batch invariance``, ``preprocessing`` and ``served`` run on the golden inputs. The other checks need
-PyTorch's logits of further inputs, and are skipped with the reason.
+The code of a model can be in a file that gmmvit runs only if the command names the file. Without it, the logits that
+PyTorch computed for the golden inputs at export are the reference of ``numeric``, ``batch invariance``,
+``preprocessing`` and ``served``; the other checks are skipped.
 """
 
 from __future__ import annotations
@@ -67,8 +63,6 @@ from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.reports.reporting import described_bundle
 from gmmvit_deploy.runtimes.runners.runner import Runner, judging
-
-__all__ = ["ParityOptions", "check_parity"]
 
 CHECKS: tuple[type[RunnerCheck], ...] = (
     NumericCheck,
@@ -166,7 +160,6 @@ def _checked(
 
 
 def _report(tested: RunnerUnderTest) -> RunnerReport:
-    """Judge the answers of a runner, and run the checks that send further batches to it."""
     runner = tested.runner
     checks = tuple(check.judge() for check in tested.checks)
     tested.close()

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.parity.report import ParityReport
 
-__all__ = ["with_choice"]
-
 
 def with_choice(bundle: Bundle, report: ParityReport) -> ParityReport:
     """Return the report with the check ``choice``, if a choice with a gate was made on this kind of machine."""

@@ -22,8 +22,6 @@ from gmmvit_deploy.export.golden import RANDOM, fresh_inputs
 from gmmvit_deploy.images.data.images import Images, Label, evenly_spaced
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 
-__all__ = ["Batch", "ImageStream", "OnBroken", "fresh_inputs", "golden_batch", "random_batch"]
-
 OnBroken = Literal["fail", "skip"]
 _NAMED_BROKEN = 100
 
@@ -42,7 +40,7 @@ class Batch:
 
 
 def golden_batch(bundle: Bundle) -> tuple[Batch, NDArray[Any]]:
-    """Return a batch of the golden inputs followed by the golden images, and the stored logits (B, C) of this batch."""
+    """Return a batch of the golden inputs, then the golden images, and its stored logits (B, C)."""
     inputs, outputs = bundle.golden_rows()
     logits = next(iter(outputs.values()))
     images = len(bundle.golden_set().images)
@@ -52,7 +50,7 @@ def golden_batch(bundle: Bundle) -> tuple[Batch, NDArray[Any]]:
 
 
 def random_batch(bundle: Bundle) -> Batch:
-    """Return 32 random inputs.  The inputs are the same in every run, and are not stored in bundles."""
+    """Return random inputs, the same in every run."""
     where = tuple(f"random input {index}" for index in range(RANDOM))
     return Batch(inputs=fresh_inputs(bundle, RANDOM), where=where, labels=(None,) * RANDOM)
 
@@ -61,13 +59,10 @@ def random_batch(bundle: Bundle) -> Batch:
 class ImageStream:
     """Batches of the distinct images of a data set.  Iterate over a stream only once.
 
-    batch: the number of images in a batch.
     limit: the number of images to read, spread evenly over the data; None reads all images.
-    on_broken: ``fail`` raises an error at a broken image; ``skip`` leaves broken images out.
-    broken: (image, reason) for the first 100 broken images, which could not be decoded.
-    broken_indices: the indices of all broken images.  copy_indices: those of images with the pixels of an earlier one.
-    handed_out: the number of images yielded so far.
-    sha256: the SHA-256 of the pixels of all images yielded so far, in order.
+    broken: (image, reason) for the first images that could not be decoded.
+    broken_indices: the indices of all of them.  copy_indices: those of images with the pixels of an earlier one.
+    handed_out, sha256: the number of images yielded so far, and the hash of their pixels.
     """
 
     bundle: Bundle
@@ -106,7 +101,6 @@ class ImageStream:
         return [index for index in map(int, self.indices()) if index not in left_out]
 
     def described(self) -> dict[str, Any]:
-        """Return what a report states about the images that were read."""
         return {
             "name": self.images.name,
             "images": self.handed_out,
@@ -119,11 +113,7 @@ class ImageStream:
         }
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches.
-
-        Errors: ImageError on a broken image if ``on_broken`` is ``fail``.
-        InputError when no image can be decoded.
-        """
+        """Errors: ImageError on a broken image if ``on_broken`` is ``fail``.  InputError when none can be decoded."""
         image = self.bundle.manifest.image
         pixels: list[NDArray[Any]] = []
         taken: list[int] = []

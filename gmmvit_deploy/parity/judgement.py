@@ -6,23 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gmmvit_deploy.bundle.choices import Gate, GateKind, Measured
-from gmmvit_deploy.export.gates import kept_beside
+from gmmvit_deploy.bundle.choices import Measured
+from gmmvit_deploy.bundle.gates import Gate, kept_beside
 from gmmvit_deploy.intervals import share_interval
 from gmmvit_deploy.parity._accuracy import accuracy_of, lower_ratio
 from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.report import RunnerReport
-from gmmvit_deploy.precision import SPECS
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 
-__all__ = ["LEAST", "LEAST_IMAGES", "Judgement", "failed_checks", "judgement_of", "wrong_labels_in"]
-
-LEAST: Mapping[GateKind, float] = {
-    "accuracy ratio": SPECS["int8"].accuracy_gate,
-    "kept decisions": SPECS["int8"].kept_gate,
-}
-"""Kind of a gate → the share that a program of any precision must reach, unless the user types another."""
-LEAST_IMAGES = 500
+ENOUGH_IMAGES = 500
 """From this number of images on, the measured share decides; on fewer, its whole interval must reach the gate."""
 
 
@@ -48,24 +40,23 @@ class Judgement:
 def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
     """Judge a program by its checks and by the gate.
 
-    Of accuracy and decisions, the gate's kind decides, by the gate; beside an accuracy, decisions must be kept too. No
-    other check may fail. A float32 program is judged by its checks alone, which hold its logits to the noise of
-    PyTorch's.
+    Beside an accuracy, decisions must be kept too. No other check may fail. A float32 program is judged by its checks
+    alone, which hold its logits to the noise of PyTorch's.
     """
     numbers = decisions = _decisions(report)
-    below = [_below(decisions, gate)]
-    if gate.kind == "accuracy ratio":
-        numbers = replace(_accuracy(report), kept=decisions.judged)
-        beside = Gate(kind="kept decisions", least=kept_beside(gate.least))
+    judging = report.check("decisions")
+    below = [_below(decisions, gate.kind, gate.least)]
+    if gate.accuracy is not None:
+        numbers, judging = replace(_accuracy(report), kept=decisions.judged), report.check("accuracy")
         below = [
-            str(report.check("accuracy").details.get("wrong_labels", "")),
-            _below(numbers, gate),
-            _below(decisions, beside),
+            str(judging.details.get("wrong_labels", "")),
+            _below(numbers, gate.kind, gate.least),
+            _below(decisions, "kept decisions", kept_beside(gate.accuracy)),
         ]
     if report.precision == "fp32":
         below = []
     if numbers.judged is None:
-        below = [report.check("accuracy" if gate.kind == "accuracy ratio" else "decisions").summary]
+        below = [judging.summary]
     return replace(numbers, why_not="; ".join(filter(None, below)) or "; ".join(failed_checks(report)))
 
 
@@ -82,7 +73,7 @@ def wrong_labels_in(stream: ImageStream) -> str:
 
 
 def failed_checks(report: RunnerReport) -> list[str]:
-    """Return ``NAME: reason`` for each failed check, but for shares that parity holds to gates of its own."""
+    """Return ``NAME: reason`` of failed checks, but for shares that parity holds to gates of its own."""
     return [
         f"{check.name}: {reason}"
         for check in report.checks
@@ -91,17 +82,17 @@ def failed_checks(report: RunnerReport) -> list[str]:
     ]
 
 
-def _below(numbers: Judgement, gate: Gate) -> str:
-    """Return why a program does not reach the gate, or ""."""
+def _below(numbers: Judgement, kind: str, gate: float) -> str:
+    """Return why a program does not reach a gate, or ""."""
     judged = numbers.judged
     if judged is None:
         return ""
-    if judged.value < gate.least:
-        return f"{gate.kind} {judged.value:.4f}, below the gate {gate.least:g}"
-    if numbers.images < LEAST_IMAGES and judged.low < gate.least:
+    if judged.value < gate:
+        return f"{kind} {judged.value:.4f}, below the gate {gate:g}"
+    if numbers.images < ENOUGH_IMAGES and judged.low < gate:
         return (
-            f"{gate.kind} {judged.value:.4f} ({judged.low:.4f} to {judged.high:.4f}): on fewer than {LEAST_IMAGES} "
-            f"images, the whole interval must reach the gate {gate.least:g}"
+            f"{kind} {judged.value:.4f} ({judged.low:.4f} to {judged.high:.4f}): on fewer than {ENOUGH_IMAGES} "
+            f"images, the whole interval must reach the gate {gate:g}"
         )
     return ""
 

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.tolerances import Noise
 
-__all__ = ["ErrorMeasure", "Errors", "distance"]
-
 _DECADES = (-18, 6)
 _BINS_A_DECADE = 100  # the 99th percentile is rounded up by at most 2.3 %
 
@@ -61,10 +59,7 @@ class ErrorMeasure:
         self._cosine = 1.0
 
     def add(self, actual: NDArray[Any], expected: NDArray[Any]) -> None:
-        """Add a batch.
-
-        actual, expected: (B, C), the logits x and r; or other arrays (B, …), whose elements form a row for each input.
-        """
+        """Add a batch (B, …) of x and r; the elements of each input form a row."""
         actual, expected = (np.asarray(a, np.float64).reshape(len(a), -1) for a in (actual, expected))
         self._rows += len(actual)
         whole = np.isfinite(actual).all(1)
@@ -109,11 +104,7 @@ class ErrorMeasure:
         return 10 * math.log10(signal / max(self._error_squares, signal * 1e-20))
 
     def noise(self) -> Noise:
-        """Return the distances as noise, from which limits are derived (module `tolerances`).
-
-        In every call of ``add``, ``actual`` must contain PyTorch's float32 logits, and ``expected`` must contain
-        PyTorch's float64 logits.
-        """
+        """Return the distances of PyTorch's float32 logits from its float64 logits as noise (module `tolerances`)."""
         errors = self.errors()
         return Noise(largest=errors.largest, rms=errors.rms, scale=self._scale)
 

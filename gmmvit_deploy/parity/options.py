@@ -9,8 +9,6 @@ from gmmvit_deploy.images.data.images import Images
 from gmmvit_deploy.parity.inputs import OnBroken
 from gmmvit_deploy.runtimes.programs.cores import cores
 
-__all__ = ["BATCH", "ParityOptions"]
-
 BATCH = max(16, 2 * cores())
 """The number of images in the batches that are judged beside single images, as `gmmvit optimize` times them. With fewer
 than two images a core, all cores share each image, as they share a single one."""
@@ -20,19 +18,16 @@ than two images a core, all cores share each image, as they share a single one."
 class ParityOptions:
     """Options of a parity run.
 
-    data: the real images; None checks without real images.
-    limit: the number of images to use, spread evenly over the data; None uses all images.
+    data: the real images, or None.  limit: the number of images to use, spread evenly over the data; None uses all.
     on_broken: ``fail`` ends the run at a broken image; ``skip`` leaves broken images out.
-    keep_decisions: the share of the images whose decision a runner must keep; None uses the precision's gate.
-    snr_db: the least signal-to-noise ratio of a runner's logits; None sets no gate.
-    least_cosine: the least cosine of an image's features, or of its logits if the bundle has no features beside them;
-    not centred. None sets no gate.
-    gate: the share of PyTorch's top-1 that the runner must reach; None uses MLPerf's gate for the runner's precision.
+    gate: the share of PyTorch's top-1 that the runner must reach; None uses that of its precision, as MLPerf's.
+    keep_decisions: the share of the images whose decision a runner must keep; None uses that of its precision.
+    snr_db: the minimum signal-to-noise ratio of a runner's logits, or None.
+    least_cosine: the minimum cosine of an image's features, or of its logits if there are none, not centred; or None.
     expected_accuracy: the accuracy that training measured on such images, which PyTorch must reach; None if unknown.
     other_preprocessings: False does not look for a preprocessing with which PyTorch is more accurate.
     localize: True also measures the error of each block.
-    batch: each runner computes all inputs one by one, or in the smallest batches that it takes, and in batches of this
-    size. The worst result of a check counts.
+    batch: the size of the batches in which each runner computes all inputs, beside the smallest that it takes.
     """
 
     data: Images | None = None

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gmmvit_deploy.parity._multi_label import MEASURES
 from gmmvit_deploy.parity._numeric import STORED
 from gmmvit_deploy.parity._plots import block_plot, class_plot, margin_plot, mixed_plot
-from gmmvit_deploy.parity._summary import summary_of
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport, shown_inputs
-from gmmvit_deploy.reports.pages import Plot, VerdictWord, figure, rendered, written_page
+from gmmvit_deploy.reports.pages import Plot, Summary, VerdictWord, figure, rendered, written_page
 
-__all__ = ["page_of", "write_page"]
-
-_MOST_FLIPS = 200
-_MEASURES = {"map": "mAP", "f1_macro": "macro F1", "f1_micro": "micro F1"}
+_MAX_FLIPS = 200
+_MAX_REASONS = 8
+"""Maximum number of reasons of each check in the summary; the page lists all reasons below the summary."""
 
 
 def write_page(report: ParityReport, path: Path, *, force: bool = False) -> None:
@@ -27,8 +27,7 @@ def write_page(report: ParityReport, path: Path, *, force: bool = False) -> None
 def page_of(report: ParityReport) -> str:
     """Return the page as HTML text, which loads nothing from the network."""
     name = Path(str(report.bundle["path"])).name
-    checks = [("bundle", "", check) for check in report.checks]
-    checks += [(runner.runner, runner.precision, check) for runner in report.runners for check in runner.checks]
+    checks = report.all_checks
     return rendered(
         "parity/page.html",
         title=f"Parity of {name}: {report.bundle['model']}",
@@ -50,33 +49,32 @@ def _check(runner: str, precision: str, check: Check) -> tuple[str | VerdictWord
 def _runner(runner: RunnerReport) -> dict[str, Any]:
     """Return what the page shows of a runner.  A bundle without logits has no accuracy, and decides nothing."""
     name = f"{runner.runner}, {runner.precision}"
-    checks = {check.name: check for check in runner.checks}
-    accuracy, decisions = checks["accuracy"].details, checks["decisions"].details
+    accuracy, decisions = runner.check("accuracy").details, runner.check("decisions").details
     flips = decisions.get("flips", ())
-    more = len(flips[_MOST_FLIPS:]) + decisions["flips_not_listed"] if flips else 0
+    more = len(flips[_MAX_FLIPS:]) + decisions["flips_not_listed"] if flips else 0
     no_flips = "No predicted class changed." if decisions else ""
     return {
         "name": name,
         "provenance": dict(runner.provenance),
-        "figures": _figures(name, runner, checks),
-        "distances": _distances(checks["numeric"].details["sets"]),
+        "figures": _figures(name, runner),
+        "distances": _distances(runner.check("numeric").details["sets"]),
         "accuracy": _accuracy(accuracy) if accuracy else None,
-        "flips": list(map(_flip, flips[:_MOST_FLIPS])),
+        "flips": list(map(_flip, flips[:_MAX_FLIPS])),
         "flips_note": f"And {more} more prediction changes." if more else "" if flips else no_flips,
     }
 
 
-def _figures(name: str, runner: RunnerReport, checks: Mapping[str, Check]) -> list[Plot]:
+def _figures(name: str, runner: RunnerReport) -> list[Plot]:
     figures = []
     if len(runner.points[0]):
         what = "Each point is an input; a cross marks an input whose predicted class changed."
         figures.append(figure(margin_plot(*runner.points), f"Margin against error: {name}", what))
-    blocks = checks["localize"].details.get("blocks") if "localize" in checks else None
-    if blocks:
-        changed = checks["localize"].details["looking_changed_logits_by"]
-        what = f"{checks['localize'].summary}. Reading the blocks' outputs changed the logits by {changed:.2g}."
+    localize = runner.check("localize")
+    if blocks := localize.details.get("blocks"):
+        changed = localize.details["looking_changed_logits_by"]
+        what = f"{localize.summary}. Reading the blocks' outputs changed the logits by {changed:.2g}."
         figures.append(figure(block_plot(blocks), f"Error by block: {name}", what))
-    calibration = checks["calibration"].details
+    calibration = runner.check("calibration").details
     timed = [row for row in calibration.get("curve", ()) if "time" in row and "kept" in row]
     if timed:
         what = (
@@ -86,7 +84,7 @@ def _figures(name: str, runner: RunnerReport, checks: Mapping[str, Check]) -> li
         )
         plot = mixed_plot(timed, calibration["gate"]["keep_decisions"])
         figures.append(figure(plot, f"Decisions kept against time: {name}", what))
-    accuracy = checks["accuracy"].details
+    accuracy = runner.check("accuracy").details
     if "top1" in accuracy:
         what = f"Top-1 on {accuracy['images']:,} images. {accuracy['classes']}"
         figures.append(figure(class_plot(accuracy["per_class"]), f"Accuracy by class: {name}", what))
@@ -151,7 +149,7 @@ def _accuracy(details: Mapping[str, Any]) -> dict[str, Any]:
 def _multi_label_accuracy(details: Mapping[str, Any]) -> dict[str, Any]:
     measures, pairs = details["measures"], details["all_right"]
     rows = []
-    for key, words in _MEASURES.items():
+    for key, words in MEASURES.items():
         both = (measures[who][key] for who in ("pytorch", "runner"))
         rows.append((words, *("" if value is None else f"{value:.4f}" for value in both)))
     rows.append(("all labels right", f"{pairs['pytorch']:.2%}", f"{pairs['runner']:.2%}"))
@@ -188,3 +186,96 @@ def _provenance(report: ParityReport) -> dict[str, str]:
         if left_out := report.left_out():
             rows["data"] += f"; {left_out}"
     return rows
+
+
+# ---- summary -------------------------------------------------------------------------------------------------------
+
+
+def summary_of(report: ParityReport) -> Summary:
+    """Return the verdict and what would change the verdict: failed checks, undecided checks, or the nearest limits."""
+    named = [(f"{who} in {precision}" if precision else who, check) for who, precision, check in report.all_checks]
+    ran = [check for _, check in named if check.verdict != "skipped"]
+    failed = [each for each in named if each[1].verdict == "failed"]
+    undecided = [each for each in named if each[1].verdict == "undecided"]
+    if report.verdict == "failed":
+        culprits = _joined(list(dict.fromkeys(who for who, _ in failed)))
+        sentence = f"Do not deploy {culprits}: {len(failed)} of {len(ran)} checks failed."
+        if not failed:
+            sentence = "Do not deploy anything: no check ran."
+        changes = (*_reasons(failed), *_scope(report))
+        return Summary(outcome="failed", word="FAILED", sentence=sentence, changes=changes)
+    runners = _joined([_name(runner) for runner in report.runners])
+    if report.verdict == "undecided":
+        sentence = (
+            f"No check failed for {runners}, but {len(undecided)} of {len(ran)} checks had too little data to decide: "
+            "approve only if the reasons below are acceptable."
+        )
+        changes = (*_reasons(undecided), *_scope(report))
+        return Summary(outcome="undecided", word="UNDECIDED", sentence=sentence, changes=changes)
+    sentence = f"{runners} can stand in for the trained PyTorch model: all {len(ran)} checks that ran passed."
+    near = tuple(line for runner in report.runners for line in _nearest_limits(runner))
+    return Summary(outcome="passed", word="PASSED", sentence=sentence, changes=(*near, *_scope(report)))
+
+
+def _reasons(checks: Sequence[tuple[str, Check]]) -> Iterator[str]:
+    """Yield lines ``runners: check: reason``.  Runners with the same reason share a line."""
+    shared: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for who, check in checks:
+        reasons = check.reasons or (check.summary,)
+        for why in reasons[:_MAX_REASONS]:
+            shared[check.name, why].append(who)
+        if len(reasons) > _MAX_REASONS:
+            shared[check.name, f"and {len(reasons) - _MAX_REASONS:,} more reasons, listed below"].append(who)
+    for (name, why), runners in shared.items():
+        yield f"{_joined(runners)}: {name}: {why}"
+
+
+def _name(runner: RunnerReport) -> str:
+    return f"{runner.runner} in {runner.precision}"
+
+
+def _nearest_limits(runner: RunnerReport) -> Iterator[str]:
+    """Yield lines that state how close the results of a runner that passed are to the limits."""
+    name = _name(runner)
+    sets = runner.check("numeric").details["sets"]
+    worst = max(sets, key=lambda numbers: numbers["from_exact"]["largest"] / numbers["limit"]["largest"])
+    largest, limit = worst["from_exact"]["largest"], worst["limit"]["largest"]
+    yield (
+        f"{name}: logits differ by at most {largest:.2g} from {worst['reference']} (inputs: {worst['inputs']}, batch "
+        f"{worst['batch']}); the numeric check fails above {limit:.2g}, and {largest / limit:.0%} of this limit is used"
+    )
+    details = runner.check("decisions").details
+    if details.get("nearest_to_flipping") is not None:
+        yield f"{name}: {_flip_words(details)}"
+    if accuracy := runner.check("accuracy").details:
+        what = "top-1 accuracy" if "top1" in accuracy else "all labels right"
+        low = (accuracy.get("top1") or accuracy["all_right"])["interval"][0]
+        yield (
+            f"{name}: the difference of {what} from PyTorch's is at least {low:+.2%} (lower end of its interval); "
+            f"the accuracy check passes only at {accuracy['lowest_difference_allowed']:+.3%} or above"
+        )
+
+
+def _flip_words(details: Mapping[str, Any]) -> str:
+    share = details["nearest_to_flipping"]
+    if share > 1:
+        return (
+            f"the largest error is {share:.1f} times the error that may change a predicted class; "
+            f"{details['flips_within_noise']} of {details['inputs']:,} predicted classes flipped, all within the noise"
+        )
+    return (
+        f"the largest error is {100 * share:.2g} % of the error that may change a predicted class, "
+        f"on {details['inputs']:,} inputs"
+    )
+
+
+def _scope(report: ParityReport) -> Iterator[str]:
+    skipped = len(report.skipped) + sum(check.verdict == "skipped" for *_, check in report.all_checks)
+    if skipped:
+        yield f"Skipped checks and runners ({skipped}, listed below with the reasons) may fail once they run"
+    yield "Another bundle, engine, server, machine or version may fail: the verdict covers only what “Scope” lists"
+
+
+def _joined(names: list[str]) -> str:
+    """Join names with commas, and with "and" before the last."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

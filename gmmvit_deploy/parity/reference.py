@@ -23,23 +23,17 @@ from gmmvit_deploy.models.specs import OutputName
 from gmmvit_deploy.parity.inputs import Batch, ImageStream
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 
-__all__ = ["Known", "Reference", "Sample", "known_batch", "samples_of", "why_no_model"]
-
 _SAMPLES = 128
 
 
 def why_no_model(bundle: Bundle) -> str:
-    """Return the reason why this process cannot build the model of a bundle; empty if it can build the model."""
+    """Return why this process cannot build the model of a bundle; empty if it can."""
     spec = bundle.manifest.spec
     return family_of(spec).unavailable(spec)
 
 
 class Reference:
-    """The trained model of a bundle, in float32 and in float64, with masks computed from the trained weights.
-
-    model: the model in float32.  exact: the model in float64.  The two models get the same normalised float32 tensor,
-    so the normalisation of pixels is always computed in float32.
-    """
+    """The trained model of a bundle, in float32 and, as ``exact``, in float64; both normalise pixels in float32."""
 
     def __init__(self, bundle: Bundle) -> None:
         """Errors: BundleError, CheckpointError when the bundle's weights do not match its manifest."""
@@ -49,11 +43,11 @@ class Reference:
 
     @cached_property
     def dead_attentions(self) -> tuple[str, ...]:
-        """The names of the attentions whose mask has no influence on the logits; computed once for all runners."""
+        """The names of the attentions whose mask has no influence on the logits."""
         return tuple(attention for attention, _ in dead_masks(self.model))
 
     def tensors(self, inputs: NDArray[Any]) -> torch.Tensor:
-        """Convert inputs of the bundle's graph to normalised float32 (B, channels, height, width)."""
+        """Return inputs of the graph as normalised float32 (B, channels, height, width)."""
         return self._eager.tensors(inputs)
 
     def logits(self, inputs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -95,8 +89,7 @@ class Sample:
     """A real image in the form that a client sends.
 
     where: a text that identifies the image.  encoded: returns the image file, such as a JPEG.
-    pixels: uint8 (height, width, channels), decoded by this package.  exact: (C,), the expected logits for ``pixels``:
-    PyTorch's float64 logits, or those of the runner's quantised graph.
+    pixels: uint8 (height, width, channels), decoded by this package.  exact: (C,), the expected logits for them.
     """
 
     where: str
@@ -106,7 +99,7 @@ class Sample:
 
 
 def samples_of(bundle: Bundle, reference: Reference, stream: ImageStream) -> list[Sample]:
-    """Return up to `_SAMPLES` images of the data in the form that a client sends, with PyTorch's float64 logits."""
+    """Return up to `_SAMPLES` images of the data, with PyTorch's float64 logits."""
     usable = stream.usable()
     chosen = usable[:: max(1, len(usable) // _SAMPLES)][:_SAMPLES]
     pixels = np.stack([stream.images.pixels(index, bundle.manifest.image) for index in chosen])

@@ -14,8 +14,6 @@ from gmmvit_deploy.parity._verdict import Check, Verdict, overall
 from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.reports.reporting import plain
 
-__all__ = ["FORMAT", "GATES", "SCHEMA_PATH", "ParityReport", "RunnerReport", "shown_inputs"]
-
 FORMAT = "gmmvit-parity/1"
 GATES = {
     "--gate": "accuracy",
@@ -37,10 +35,10 @@ def shown_inputs(name: str) -> str:
 class RunnerReport:
     """The results of the checks of a runner.
 
-    runner: the name of the runner.  batches: the sizes of the batches in which it computed all inputs.
-    provenance: the identity of the program that ran, such as hashes and versions, and its settings: name → value.
-    points: three arrays (N,) over all inputs, used only by the plot: the margins of the predicted classes, the largest
-    errors of a logit, and True for each flipped class.
+    batches: the sizes of the batches in which it computed all inputs.
+    provenance: what ran: hashes, versions and settings, by name.
+    points: for the plot, three arrays (N,) over all inputs: the margins of the predicted classes, the largest errors of
+    a logit, and True for each flipped class.
     """
 
     runner: str
@@ -64,10 +62,8 @@ class ParityReport:
     """The results of the checks of a bundle and of the bundle's runners.
 
     bundle: the path and the hashes of the bundle, and a description of the model.
-    versions: the name of a tool → its version.
     data: the name, number and hash of the real images; None without real images.
-    checks: the checks of the bundle itself, which do not depend on a runner.
-    runners: the checks of each runner.  skipped: runners that were left out, each with the reason.
+    checks: those of the bundle itself.  skipped: runners that were left out, each with the reason.
     """
 
     bundle: Mapping[str, Any]
@@ -78,8 +74,14 @@ class ParityReport:
     skipped: tuple[str, ...] = ()
 
     @property
+    def all_checks(self) -> list[tuple[str, str, Check]]:
+        """(name of the runner, its precision, check) of each check; ("bundle", "", check) of those of the bundle."""
+        of_bundle = [("bundle", "", check) for check in self.checks]
+        return of_bundle + [(one.runner, one.precision, check) for one in self.runners for check in one.checks]
+
+    @property
     def verdict(self) -> Verdict:
-        return overall([*self.checks, *(check for runner in self.runners for check in runner.checks)])
+        return overall(check for *_, check in self.all_checks)
 
     @property
     def passed(self) -> bool:
@@ -91,22 +93,15 @@ class ParityReport:
         return self.verdict == "failed"
 
     def left_out(self) -> str:
-        """Return a text about copies, and files that are not among the images of the data; empty if there are none."""
+        """Return a text about copies, and files that are no images of the data, or ""."""
         data = self.data or {}
         kinds = [LeftOutKind(**kind) for kind in data.get("left_out", ())]
         copies = data.get("copies", 0)
-        return "; ".join(
-            [
-                *([f"{copies:,} images have the pixels of another, and count once"] if copies else ()),
-                *([left_out_text(kinds)] if kinds else ()),
-            ]
-        )
+        words = [f"{copies:,} images have the pixels of another, and count once"] if copies else []
+        return "; ".join(words + ([left_out_text(kinds)] if kinds else []))
 
     def undecided(self, options: Iterable[str]) -> list[str]:
-        """Return ``option: runner: reason`` for each option with a gate that could not be decided for a runner.
-
-        options: names of `GATES`.
-        """
+        """Return ``option: runner: reason`` for each option of `GATES` that could not be decided for a runner."""
         return [
             f"{option}: {runner.runner}: {'; '.join(check.reasons)}"
             for option in options
@@ -122,12 +117,11 @@ class ParityReport:
 
     def failures(self) -> list[str]:
         """Return ``runner: check: reason`` for every reason of every failed check."""
-        of_bundle = [f"bundle: {check.name}: {why}" for check in self.checks for why in _reasons(check)]
-        return of_bundle + [
-            f"{runner.runner}: {check.name}: {why}"
-            for runner in self.runners
-            for check in runner.checks
-            for why in _reasons(check)
+        return [
+            f"{who}: {check.name}: {why}"
+            for who, _, check in self.all_checks
+            if check.verdict == "failed"
+            for why in check.reasons or (check.summary,)
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -153,7 +147,3 @@ class ParityReport:
             ],
         }
         return plain(data)  # type: ignore[no-any-return]
-
-
-def _reasons(check: Check) -> tuple[str, ...]:
-    return (check.reasons or (check.summary,)) if check.verdict == "failed" else ()

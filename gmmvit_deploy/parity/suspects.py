@@ -26,8 +26,6 @@ from gmmvit_deploy.parity._image_mistakes import bgr, normalisations
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.precision import Role
 
-__all__ = ["explain", "suspects"]
-
 _EXPLAINED = 0.1
 """A suspect explains the runner's logits if this share of their distance from PyTorch's logits, or less, remains."""
 
@@ -64,11 +62,9 @@ def explain(
 
 
 def _are_halves(logits: NDArray[Any], trained: NDArray[Any], limit: float) -> bool:
-    """Return True if the runner's logits are PyTorch's logits rounded to float16.
+    """Whether every logit is a float16 value within a float16 step plus ``limit`` of PyTorch's logit.
 
-    Every logit must be a float16 value that differs from PyTorch's logit by at most a float16 step plus ``limit``. A
-    comparison with PyTorch's logits rounded to float16 would be too strict: near the middle of two float16 values,
-    the runner's logit may be rounded to the other value.
+    Near the middle of two float16 values, the runner's logit may be rounded to another value than PyTorch's.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         halves = logits.astype(np.float16)
@@ -78,11 +74,10 @@ def _are_halves(logits: NDArray[Any], trained: NDArray[Any], limit: float) -> bo
 
 @torch.inference_mode()
 def suspects(bundle: Bundle, reference: Reference, inputs: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield (name of the mistake, float32 logits (B, C) with the mistake) for every mistake that applies to this model.
+    """Yield (name, float32 logits (B, C)) for every mistake that applies to this model and changes its logits.
 
-    Each mistake in a step is made in all attention layers of the trained model. If the graph leaves out a mask that has
-    no influence on the logits, each mistake is also made in the layers whose masks are in the graph, and only there. A
-    mistake that leaves the logits unchanged, bit for bit, is omitted: a runner with such a mistake is right.
+    Each mistake in a step is made in all attention layers; if the graph leaves out a mask that has no influence on the
+    logits, also in the layers alone whose masks are in the graph.
     inputs: (B, …) in the form of the graph's input.
     """
     tensors = reference.tensors(inputs)
@@ -124,7 +119,7 @@ _TRIED_FIRST: tuple[Role, ...] = ("mask", "scale", "score_bias", "mixing", "norm
 
 
 def _step_mistakes(model: Model) -> Iterator[tuple[str, Model]]:
-    """Yield (name of the mistake, model with the mistake in all attention layers) for every mistake of a score step."""
+    """Yield (name, model with the mistake in all attention layers) for every mistake of a score step."""
     steps = [step for _, scores in attention_scores(model) for _, step in scores.steps()]
     steps.sort(key=lambda step: _TRIED_FIRST.index(step.role) if step.role in _TRIED_FIRST else len(_TRIED_FIRST))
     names = dict.fromkeys(name for step in steps for name, _ in step.mistakes())
@@ -135,10 +130,7 @@ def _step_mistakes(model: Model) -> Iterator[tuple[str, Model]]:
 
 
 def _step_mistakes_in_graph(bundle: Bundle, model: Model) -> Iterator[tuple[str, Model]]:
-    """Yield the same as `_step_mistakes`, but for the model without the masks that the bundle's graph leaves out.
-
-    If the graph has all masks, the function yields nothing.
-    """
+    """Yield `_step_mistakes` of the model without the masks that the bundle's graph leaves out, if there are such."""
     if drop_dead_masks.__name__ not in bundle.manifest.folding:
         return
     layers = {record.layer for record in bundle.manifest.masks}
@@ -151,7 +143,7 @@ def _step_mistakes_in_graph(bundle: Bundle, model: Model) -> Iterator[tuple[str,
 
 
 def _make(mistake: str, model: Model) -> bool:
-    """Make a mistake in every step that lists this mistake; return False if the model stays unchanged."""
+    """Make a mistake in every step that lists it; return False if none does."""
     changed = False
     for _, scores in attention_scores(model):
         for step_name, step in list(scores.steps()):
@@ -163,8 +155,6 @@ def _make(mistake: str, model: Model) -> bool:
 
 
 def _set_on(kind: type[nn.Module], name: str, value: object) -> Callable[[Model], bool]:
-    """Return a function that sets an attribute of every module of a class."""
-
     def apply(model: Model) -> bool:
         for module in model.modules():
             if isinstance(module, kind):

@@ -179,7 +179,7 @@ def _plan(bundle: Bundle, engine: Engine | None, server: ServerTensorRT | None) 
             f"{engine.path}: {reason}",
             hint=f"type gmmvit doctor {bundle.path} --server-version RELEASE to check which engines a server can load",
         )
-    if not any(profile.least == 1 for profile in engine.card.profiles):
+    if not any(profile.minimum == 1 for profile in engine.card.profiles):
         raise RepositoryError(
             f"{engine.path}: the engine has no profile for a batch of 1, which Triton's batcher may send",
             hint=f"type gmmvit build {bundle.path} --batch 1:8:{engine.card.max_batch} for an engine that accepts "

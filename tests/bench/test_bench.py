@@ -25,9 +25,9 @@ from gmmvit_deploy.bench.roofline import measured_roofline, network_work
 from gmmvit_deploy.bench.run import BenchOptions, bench
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.export.golden import fresh_inputs
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.models.families.counting import multiply_accumulates
-from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.onnxruntime_program import ROWS_A_CORE
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner

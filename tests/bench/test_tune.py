@@ -14,8 +14,8 @@ from gmmvit_deploy.bench import tune as tuning
 from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, tune
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError, ServerError
+from gmmvit_deploy.export.golden import fresh_inputs
 from gmmvit_deploy.parity.check import check_parity
-from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates

@@ -14,13 +14,13 @@ from gmmvit_deploy.bundle.choices import (
     CHOICES_FILE,
     Candidate,
     Choice,
-    Gate,
     JudgedImages,
     Machine,
     Measured,
     read_choices,
     write_choice,
 )
+from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.runner_name import RunnerName
 
 CHOICE = Choice(
@@ -28,7 +28,7 @@ CHOICE = Choice(
     goal="latency",
     batch=1,
     base=RunnerName("onnxruntime"),
-    gate=Gate(kind="accuracy ratio", least=0.99),
+    gate=Gate(accuracy=0.99),
     images=JudgedImages(source="folder:val", count=500, sha256="ab", labelled=True, copies=0, batches=(1, 16)),
     candidates=(
         Candidate(
@@ -78,8 +78,8 @@ def test_a_file_that_cannot_be_read_is_ignored_with_a_reason(text: str, tmp_path
 def test_a_gate_of_nan_is_none(tmp_path: Path) -> None:
     """Every value would pass it."""
     write_choice(tmp_path, CHOICE)
-    text = (tmp_path / CHOICES_FILE).read_text().replace('"least": 0.99', '"least": NaN')
+    text = (tmp_path / CHOICES_FILE).read_text().replace('"accuracy": 0.99', '"accuracy": NaN')
     (tmp_path / CHOICES_FILE).write_text(text)
     entries, why = read_choices(tmp_path)
     assert entries == ()
-    assert "gate: expected a number, got nan" in why
+    assert "expected a share below 1, such as 0.98, got nan" in why

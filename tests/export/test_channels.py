@@ -29,7 +29,8 @@ from gmmvit_deploy.models.families.t2t.spec import T2TSpec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, classify_files
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner

@@ -12,8 +12,8 @@ import onnx
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export.gates import Gate
 from gmmvit_deploy.graphs.quantize import projections_of
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from tests.cli.terminal import Answer, gmmvit_here, refused

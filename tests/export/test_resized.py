@@ -16,8 +16,9 @@ from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
-from gmmvit_deploy.parity._summary import summary_of
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.parity.options import ParityOptions
+from gmmvit_deploy.parity.page import summary_of
 from gmmvit_deploy.runtimes.runners.open import open_runners
 
 timm = pytest.importorskip("timm")

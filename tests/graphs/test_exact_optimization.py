@@ -5,46 +5,24 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gmmvit_deploy.graphs.exact_optimization import optimize_exactly
+from tests.graphs import small_graphs
+from tests.graphs.small_graphs import operators, run
 
 X = np.random.default_rng(0).uniform(1, 2, (2, 3)).astype(np.float32)
 
 
-def graph(*nodes: onnx.NodeProto, shape: tuple[object, ...] = ("batch", 3), **constants: object) -> onnx.ModelProto:
-    """Return a graph from ``x`` (batch, 3) to ``y``."""
-    value = helper.make_tensor_value_info
-    proto = helper.make_model(
-        helper.make_graph(
-            list(nodes),
-            "g",
-            [value("x", TensorProto.FLOAT, ("batch", 3))],
-            [value("y", TensorProto.FLOAT, shape)],
-            [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
-        ),
-        opset_imports=[helper.make_opsetid("", 20)],
-        ir_version=10,
-    )
-    return onnx.shape_inference.infer_shapes(proto, data_prop=True)
+def graph(*nodes: onnx.NodeProto, shape: tuple[object, ...] | None = None, **constants: object) -> onnx.ModelProto:
+    return small_graphs.graph(nodes, ("batch", 3), shape, **constants)
 
 
 def optimized(proto: onnx.ModelProto) -> onnx.ModelProto:
     model = ir.from_proto(proto)
     optimize_exactly(model)
     return ir.to_proto(model)
-
-
-def run(proto: onnx.ModelProto, x: np.ndarray = X) -> np.ndarray:
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": x})[0]
-
-
-def operators(proto: onnx.ModelProto) -> list[str]:
-    onnx.checker.check_model(proto, full_check=True)
-    return [node.op_type for node in proto.graph.node]
 
 
 @pytest.mark.parametrize(
@@ -68,8 +46,8 @@ def test_a_nearly_neutral_scalar_stays(operator: str, scalar: float, kind: str) 
     short = optimized(proto)
     assert operators(short) == ["Mul", operator]
     assert [list(constant.dims) for constant in short.graph.initializer] in ([[], [1]], [[1], []])
-    np.testing.assert_array_equal(run(short), run(proto))
-    assert not np.array_equal(run(short), X * tiny)
+    np.testing.assert_array_equal(run(short, X), run(proto, X))
+    assert not np.array_equal(run(short, X), X * tiny)
 
 
 @pytest.mark.parametrize(("operator", "neutral"), [("Add", 0.0), ("Sub", 0.0), ("Mul", 1.0), ("Div", 1.0)])
@@ -99,4 +77,4 @@ def test_values_with_the_same_name() -> None:
     optimize_exactly(model)
     short = ir.to_proto(model)
     assert operators(short) == ["Add", "ReduceMean", "Add"]
-    np.testing.assert_allclose(run(short), (X + np.float32([1, 2, 3])).mean(1, keepdims=True), rtol=1e-6)
+    np.testing.assert_allclose(run(short, X), (X + np.float32([1, 2, 3])).mean(1, keepdims=True), rtol=1e-6)

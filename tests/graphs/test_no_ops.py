@@ -4,40 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from gmmvit_deploy.graphs.no_ops import without_no_ops
+from tests.graphs import small_graphs
+from tests.graphs.small_graphs import operators, run
 
 X = np.random.default_rng(0).standard_normal((2, 3, 4), dtype=np.float32)
 
 
-def graph(nodes: list[onnx.NodeProto], shape: tuple[object, ...] = ("batch", 3, 4), **constants: object) -> object:
-    """Return a graph from ``x`` (batch, 3, 4) to ``y``, in which every computed tensor has a declared shape."""
-    value = helper.make_tensor_value_info
-    proto = helper.make_model(
-        helper.make_graph(
-            nodes,
-            "g",
-            [value("x", TensorProto.FLOAT, ("batch", 3, 4))],
-            [value("y", TensorProto.FLOAT, shape)],
-            [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
-        ),
-        opset_imports=[helper.make_opsetid("", 20)],
-        ir_version=10,
-    )
-    return onnx.shape_inference.infer_shapes(proto, data_prop=True)
-
-
-def run(proto: onnx.ModelProto) -> np.ndarray:
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": X})[0]
-
-
-def operators(proto: onnx.ModelProto) -> list[str]:
-    onnx.checker.check_model(proto, full_check=True)
-    return [node.op_type for node in proto.graph.node]
+def graph(
+    nodes: list[onnx.NodeProto], shape: tuple[object, ...] = ("batch", 3, 4), **constants: object
+) -> onnx.ModelProto:
+    return small_graphs.graph(nodes, ("batch", 3, 4), shape, **constants)
 
 
 NORM = [
@@ -56,7 +36,7 @@ def test_removes_a_pad_without_padding() -> None:
     short = without_no_ops(proto)
     assert operators(short) == ["Relu"]
     assert not short.graph.initializer
-    np.testing.assert_array_equal(run(short), run(proto))
+    np.testing.assert_array_equal(run(short, X), run(proto, X))
 
 
 @pytest.mark.parametrize("operator", ["Div", "Mul", "Add", "Sub"])
@@ -65,7 +45,7 @@ def test_removes_an_expand_that_the_next_operator_repeats(operator: str) -> None
     proto.graph.value_info.append(helper.make_tensor_value_info("expanded", TensorProto.FLOAT, ("batch", 3, 4)))
     short = without_no_ops(proto)
     assert operators(short) == ["ReduceL2", operator]
-    np.testing.assert_array_equal(run(short), run(proto))
+    np.testing.assert_array_equal(run(short, X), run(proto, X))
 
 
 @pytest.mark.parametrize(
@@ -89,4 +69,4 @@ def test_removes_a_reshape_to_the_same_shape_only(sizes: tuple[int, ...], kept: 
     proto = graph(nodes, ("batch", *sizes[1:]), sizes=np.array(sizes, np.int64))
     short = without_no_ops(proto)
     assert operators(short) == (["Reshape", "Relu"] if kept else ["Relu"])
-    np.testing.assert_array_equal(run(short), run(proto))
+    np.testing.assert_array_equal(run(short, X), run(proto, X))

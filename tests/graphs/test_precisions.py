@@ -79,16 +79,6 @@ def test_every_node_computes_in_the_type_of_the_policy(precision: str, graph: on
     ] * 2
 
 
-@pytest.mark.parametrize(("precision", "bound"), [("fp16", 2**-9), ("bf16", 2**-6)])
-def test_lower_precision_is_near_and_not_equal(
-    precision: str, bound: float, graph: onnx.ModelProto, images: np.ndarray
-) -> None:
-    expected = emulated_logits(graph, images, name="x")
-    logits = emulated_logits(cast_graph(graph, precision), images, name="x")
-    distance = np.abs(logits - expected).max() / np.abs(expected).max()
-    assert 0 < distance < bound
-
-
 def test_a_constant_that_does_not_fit(graph: onnx.ModelProto) -> None:
     large = onnx.ModelProto()
     large.CopyFrom(graph)
@@ -271,7 +261,7 @@ def test_the_report_of_a_mask_that_half_precision_hurts(folded: FoldedModel) -> 
 
 
 def test_masks_are_proven_in_the_cast_graph(folded: FoldedModel, graph: onnx.ModelProto) -> None:
-    records, _ = prove_folded(graph, folded)
+    records, _ = prove_folded(graph, folded.masks, folded.biases)
     cast = cast_graph(graph, "fp16")
     names, hashes = prove_masks(cast, folded.masks, records, "fp16")
     assert list(names) == list(hashes) == [mask.layer for mask in folded.masks]

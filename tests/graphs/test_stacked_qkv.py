@@ -12,9 +12,7 @@ from onnx import helper, numpy_helper
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.graphs.constant_folding import fold_constant_moves
-from gmmvit_deploy.graphs.declared import declare, declared_role
 from gmmvit_deploy.graphs.proof import constant_nodes
-from gmmvit_deploy.graphs.roles import roles_of
 from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
 from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, attentions_in_onnx
 from tests.timm_graphs import exported
@@ -49,19 +47,6 @@ def test_the_rewritten_graph_computes_the_same_logits(name: str) -> None:
     orders = [list(a.ints) for node in rewritten.graph.node for a in node.attribute if a.name == "perm"]
     assert [2, 0, 3, 1, 4] not in orders
     assert split_stacked_projections(rewritten) is rewritten
-
-
-@pytest.mark.integration
-def test_metadata_of_the_nodes_is_kept() -> None:
-    proto = exported("vit")
-    roles = roles_of(proto.graph)
-    for node in proto.graph.node:
-        declare(node, roles[node.name])
-        node.metadata_props.add(key="theirs", value="kept")
-    rewritten = split_stacked_projections(proto)
-    assert all(declared_role(node) is not None for node in rewritten.graph.node)
-    assert all("kept" in [note.value for note in node.metadata_props] for node in rewritten.graph.node)
-    assert roles_of(rewritten.graph) == {node.name: declared_role(node) for node in rewritten.graph.node}
 
 
 def stacked(windows: int = 0) -> onnx.ModelProto:

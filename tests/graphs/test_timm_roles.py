@@ -130,15 +130,6 @@ def test_other_operators_are_unknown(operator: str) -> None:
     assert guessed_roles(graph_of(node))["other"] == "unknown"
 
 
-def test_a_negation_outside_a_rotation_is_unknown() -> None:
-    nodes = (
-        helper.make_node("Neg", ["x"], ["n"], name="neg"),
-        helper.make_node("Mul", ["n", "c"], ["m"], name="mul"),
-        helper.make_node("Add", ["m", "x"], ["z"], name="add"),  # x is not multiplied by a constant
-    )
-    assert guessed_roles(graph_of(*nodes, c=np.ones((4, 4), np.float32)))["neg"] == "unknown"
-
-
 @pytest.mark.parametrize(("pieces", "expected"), [(("b", "a"), "rotation"), (("b", "other"), "mixing")])
 def test_halves_of_the_same_tensor_are_rotated(pieces: tuple[str, str], expected: Role) -> None:
     """The sum x ∘ cos + swapped(x) ∘ sin is a rotation; with a half of another tensor, the sum is no rotation."""
@@ -173,24 +164,3 @@ def test_the_largest_logits_of_a_head_on_every_token(operator: str) -> None:
     roles = guessed_roles(graph)
     assert roles["sum"] == "head"
     assert roles["tokens"] == ("head" if operator == "Add" else "embedding")  # the first linear map of the input
-
-
-def test_a_product_of_two_computed_tensors_is_unknown_unless_one_is_an_activation() -> None:
-    nodes = (
-        helper.make_node("Mul", ["x", "x"], ["s"], name="square"),
-        helper.make_node("Relu", ["s"], ["r"], name="relu"),
-        helper.make_node("Mul", ["r", "x"], ["z"], name="gate"),
-    )
-    roles = guessed_roles(graph_of(*nodes))
-    assert (roles["square"], roles["relu"], roles["gate"]) == ("unknown", "activation", "activation")
-
-
-def test_arithmetic_on_sizes_moves_no_data() -> None:
-    nodes = (
-        helper.make_node("Shape", ["x"], ["sizes"], name="shape"),
-        helper.make_node("Mul", ["sizes", "c"], ["twice"], name="mul"),
-        helper.make_node("Range", ["zero", "count", "one"], ["range"], name="range"),
-        helper.make_node("Reshape", ["x", "twice"], ["z"], name="reshape"),
-    )
-    roles = guessed_roles(graph_of(*nodes, c=np.array([1, 1, 2, 2])))
-    assert (roles["mul"], roles["range"]) == ("shape", "unknown")

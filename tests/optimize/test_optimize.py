@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.bundle.choices import Candidate, Choice, Gate, Machine, read_choices, write_choice
+from gmmvit_deploy.bundle.choices import Candidate, Choice, Machine, read_choices, write_choice
+from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.optimize import _race
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
@@ -249,8 +250,8 @@ def test_decisions_are_kept_beside_an_accuracy() -> None:
         checks=tuple(checks),
         points=(np.zeros(0),) * 3,
     )
-    assert judgement_of(report, Gate(kind="accuracy ratio", least=0.95)).why_not == ""
-    judgement = judgement_of(report, Gate(kind="accuracy ratio", least=0.99))
+    assert judgement_of(report, Gate(accuracy=0.95)).why_not == ""
+    judgement = judgement_of(report, Gate(accuracy=0.99))
     assert judgement.why_not == "kept decisions 0.9000, below the gate 0.97"
     assert judgement.judged is not None
     assert judgement.kept is not None

@@ -95,12 +95,6 @@ def closed_form(model: Model) -> None:
         scores.before.mask = closed
 
 
-def heads_swapped(model: Model) -> None:
-    for _, scores in attention_scores(model):
-        for parameter in (scores.before.mask.alpha, scores.before.mask.sigma):
-            parameter.copy_(parameter.flip(1))
-
-
 def scale_to_the_power(power: int) -> ModelChange:
     def apply(model: Model) -> None:
         for _, scores in attention_scores(model):

@@ -15,8 +15,9 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.data.open import open_data
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import ImageStream
+from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.page import page_of, write_page
 from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
@@ -142,13 +143,8 @@ def test_flips_within_the_noise_are_separated_from_wrong_answers(bundle: Bundle)
     assert check.verdict == "failed"
     assert (check.details["flips_within_noise"], check.details["flips_wrong"]) == (1, 1)
     tie, wrong = check.details["flips"]
-    assert (tie["where"], tie["pytorch_class"], tie["runner_class"], tie["within_noise"]) == (
-        "tie.png",
-        "dog",
-        "cat",
-        True,
-    )
-    assert tie["margin"] == pytest.approx(1e-7)
+    named = {"where": "tie.png", "pytorch_class": "dog", "runner_class": "cat", "within_noise": True}
+    assert tie == {**named, "margin": pytest.approx(1e-7)}
     assert (wrong["where"], wrong["margin"], wrong["within_noise"]) == ("wrong.png", 1.0, False)
     assert check.reasons == (
         "wrong.png: PyTorch predicts cat, the runner dog; the margin is 1, but noise explains at most 2e-06",
@@ -176,12 +172,10 @@ def test_every_profile_is_tried(bundle: Bundle) -> None:
 @pytest.mark.parametrize(
     ("names", "options", "message"),
     [
-        (["tensorflow"], {}, "is not known"),
         (["eager", "eager"], {}, "eager is named more than once"),
         (["eager"], {"urls": ["grpc://localhost:1"]}, "runs in this process"),
         (["triton-grpc"], {"urls": ["http://localhost:1"]}, "no runner uses the protocol of this address"),
         (["triton-grpc"], {"urls": ["grpc://localhost:1", "grpc://localhost:2"]}, "once for each protocol"),
-        (["eager"], {"engine": Path("engine")}, "takes no --engine"),
         (["eager"], {"precision": "fp16"}, "only for onnxruntime"),
     ],
 )
@@ -190,17 +184,11 @@ def test_runners_side_by_side(names: list[str], options: dict[str, Any], message
         pass
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gate": 1.5}, "--gate: expected a share of PyTorch's accuracy, such as 0.999, got 1.5"),
-        ({"limit": 0}, "--limit: expected at least 1, got 0"),
-        ({"on_broken": "ask"}, "--on-broken: expected fail or skip, got 'ask'"),
-    ],
-)
-def test_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        ParityOptions(**options)
+def test_options() -> None:
+    for option in ({"gate": 1.5}, {"limit": 0}, {"on_broken": "ask"}):
+        (name,) = option
+        with pytest.raises(InputError, match=f"--{name.replace('_', '-')}: expected"):
+            ParityOptions(**option)  # type: ignore[arg-type]
 
 
 def test_data_of_other_classes(bundle: Bundle) -> None:

@@ -10,10 +10,12 @@ import jsonschema
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.bundle.choices import Gate, read_choices, write_choice
+from gmmvit_deploy.bundle.choices import read_choices, write_choice
+from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.parity._verdict import Check
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.choice import with_choice
+from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions
@@ -47,7 +49,7 @@ def judged(
     assert choice.images is not None
     sha256 = report.data["sha256"] if report.data is not None and same_images else "ab"
     of_choice = replace(choice.images, sha256=sha256)
-    write_choice(bundle.path, replace(choice, gate=Gate(kind="kept decisions", least=gate), images=of_choice))
+    write_choice(bundle.path, replace(choice, gate=Gate(keep_decisions=gate), images=of_choice))
     report = with_choice(bundle, report)
     if images:
         jsonschema.validate(json.loads(json.dumps(report.to_json())), json.loads(SCHEMA_PATH.read_text()))
@@ -81,9 +83,9 @@ def test_a_choice_that_misses_its_gate_now_fails(precise_bundle: Bundle, tmp_pat
     assert judged(bundle).verdict == "passed"  # with the same versions
     few = judged(bundle, images=40, gate=0.99)
     assert few.verdict == "undecided"  # 40 images cannot show so much
-    check = judged(bundle, images=40, gate=1.1)
+    check = judged(bundle, images=40, gate=0.9999)
     assert check.verdict == "failed"
-    assert "below the gate 1.1" in check.reasons[0]
+    assert "below the gate 0.9999" in check.reasons[0]
     assert f"type gmmvit optimize {bundle.path}" in check.reasons[-1]
 
 

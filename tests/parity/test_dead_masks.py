@@ -14,20 +14,15 @@ from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.pit.spec import PiTSpec
-from gmmvit_deploy.models.folding import fold as folding
-from gmmvit_deploy.models.folding.dead_masks import drop_dead_masks
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.parity._constants import check_constants
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain, suspects
 from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, attentions_in_onnx
 from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
-from gmmvit_deploy.runtimes.runners.open import open_runners
-from tests.conftest import golden
 
 pytestmark = pytest.mark.integration
 
@@ -63,22 +58,6 @@ def test_the_graph_and_the_manifest_leave_the_mask_out(name: str, tensor_bundles
     inside = [node for node in graph.node if node.name.startswith(f"{LAST}.scores") and node.op_type == "Mul"]
     constants = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     assert [[constants[read] for read in node.input if read in constants] for node in inside] == [[()]]
-
-
-@pytest.mark.nightly
-def test_a_bundle_of_an_older_version_still_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = golden("pit_gmm")
-    options = ExportOptions(input_kind="tensor", max_batch=4)
-    with monkeypatch.context() as patched:
-        older = tuple(run for run in folding.SCORE_PASSES if run is not drop_dead_masks)
-        patched.setattr(folding, "SCORE_PASSES", older)
-        bundle = bundle_from_checkpoint(case.path, tmp_path / "bundle", options, hints=case.hints)
-    assert [record.layer for record in bundle.manifest.masks][-1] == LAST
-    assert "drop_dead_masks" not in bundle.manifest.folding
-    checked = check_constants(bundle, Reference(bundle))
-    assert (checked.verdict, checked.details["masks"]) == ("passed", 4)
-    with open_runners(["onnxruntime"], bundle) as runners:
-        assert check_parity(bundle, runners, ParityOptions()).passed
 
 
 @pytest.mark.nightly

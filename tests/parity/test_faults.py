@@ -25,7 +25,8 @@ from gmmvit_deploy.images import spec as contract
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.preprocess import tensor_from_pixels
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from tests.parity import faults
@@ -62,12 +63,6 @@ def judged(bundle: Bundle, *options: str | Path) -> Judged:
 
 IN_THE_GRAPH = {
     "closed form for stored base": ("vit_gmm_256_tokens", faults.closed_form, "closed-form Gaussian mask", "blocks.0"),
-    "heads swapped": (
-        "vit_gmm",
-        faults.heads_swapped,
-        "heads in reverse order|first two heads exchanged|moved on",
-        "blocks.0",
-    ),
     "1/√d missing": ("vit_gmm", faults.scale_to_the_power(0), "1/√d missing", "blocks.0"),
     "mask shifted": ("vit_gmm", each_matrix(lambda m: m.roll(1, -2)), "shifted by one token, down", "blocks.0"),
     "class row masked": ("pit_gmm", each_matrix(faults.class_row_masked), "class token's row masked", "stages.0.0"),
@@ -90,7 +85,7 @@ def test_wrong_constants(fault: str, tensor_bundles: dict[str, Bundle], tmp_path
     assert {"constants", "numeric", "localize"} <= judgement.failed
     assert "preprocessing" not in judgement.failed
     explained = judgement.checks["numeric"]["reasons"][-1]
-    assert any(words in explained for words in reason.split("|")), explained
+    assert reason in explained
     # the first block with the fault in it, and not the embedding before
     assert judgement.checks["localize"]["details"]["first"] == first
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.runtimes.kernels import openvino_kernels
 from gmmvit_deploy.runtimes.runners.open import open_runners

@@ -17,7 +17,8 @@ _MEASURE = """
 import resource, sys
 from pathlib import Path
 from gmmvit_deploy.bundle.artifacts import open_bundle
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.runtimes.runners.open import open_runner
 

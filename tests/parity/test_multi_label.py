@@ -81,11 +81,8 @@ class TestData:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            ("", "expected a first line with file and the labels"),
             ("path,a\nx.png,1\n", "expected a first line with file and the labels"),
-            ("file\nx.png\n", "expected a first line with file and the labels"),
             ("file,a\nx.png,2\n", "line 2: expected a path and 1 values of 0 or 1, got x.png,2"),
-            ("file,a,b\nx.png,1\n", "line 2: expected a path and 2 values of 0 or 1"),
             ("file,a\n", "expected at least one image file"),
         ],
     )

@@ -45,27 +45,11 @@ def names_of(images: tuple[bytes, ...], recorded: ImageSpec, pixels: np.ndarray)
             {"resize": "center-bilinear", "crop_pct": 0.875},
             "fitted by center with crop_pct 0.875 instead of stretch",
         ),
-        (CENTER, {"resize": "center-bilinear"}, "resized with bilinear instead of bicubic"),
         (CENTER, {"crop_pct": 1.0}, "fitted by center with crop_pct 1 instead of center with crop_pct 0.9"),
-        (
-            CENTER,
-            {"resize": "squash-bicubic"},
-            "fitted by squash with crop_pct 0.9 instead of center with crop_pct 0.9",
-        ),
-        (
-            CENTER,
-            {"resize": "border-bicubic"},
-            "fitted by border with crop_pct 0.9 instead of center with crop_pct 0.9",
-        ),
         (
             CENTER,
             {"resize": "stretch-bilinear", "crop_pct": 1.0},
             "resized with bilinear instead of bicubic, fitted by stretch instead of center with crop_pct 0.9",
-        ),
-        (
-            BORDER,
-            {"resize": "center-bicubic"},
-            "fitted by center with crop_pct 0.94 instead of border with crop_pct 0.94",
         ),
         (
             BORDER,

@@ -12,7 +12,8 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import BundleError
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.runtimes.runners.open import open_runners
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner

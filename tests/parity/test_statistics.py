@@ -81,17 +81,8 @@ def test_the_interval_covers_as_often_as_stated(lost: float, gained: float) -> N
     assert 0.93 <= above <= 1
 
 
-@pytest.mark.parametrize(
-    ("lost", "gained", "expected"), [(0, 0, 1.0), (1, 0, 1.0), (5, 0, 0.0625), (10, 3, 0.09228515625), (8, 8, 1.0)]
-)
-def test_mcnemar(lost: int, gained: int, expected: float) -> None:
-    """The last digits of 10 and 3: 2 · (1 + 13 + 78 + 286) / 2¹³."""
-    assert mcnemar(lost, gained) == expected
-    assert mcnemar(gained, lost) == expected
-
-
-@pytest.mark.parametrize(("lost", "gained"), [(700, 800), (2000, 2600), (3000, 3000)])
-def test_mcnemar_of_thousands_of_images(lost: int, gained: int) -> None:
+@pytest.mark.parametrize(("lost", "gained"), [(1, 0), (5, 0), (10, 3), (8, 8), (700, 800), (3000, 3000)])
+def test_mcnemar(lost: int, gained: int) -> None:
     p = scipy.stats.binomtest(lost, lost + gained).pvalue
     assert mcnemar(lost, gained) == pytest.approx(p, rel=1e-6)
     assert mcnemar(lost, gained, tries=20) == pytest.approx(min(1, 20 * p), rel=1e-6)

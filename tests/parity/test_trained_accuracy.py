@@ -18,7 +18,8 @@ from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.labels import LabelSet
 from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
 from gmmvit_deploy.parity._single_label import Accuracy
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner

@@ -1,9 +1,8 @@
 """Build a plan, the file that TensorRT loads, in a separate process.
 
-This file is a program with a single argument, the path of a request file. The parent process can stop the program, and
-continues when the builder crashes or runs out of memory. The program prints the builder's progress to stdout, as a
-JSON object per line. The results are files: the plan, the builder's log, ``result.json``, and the list of layers for
-each target, the compute capability to build for. SIGTERM stops the builder at the builder's next step.
+This file is a program with a single argument, the path of a request file (`builder`). It prints the builder's progress
+to stdout, as a JSON object per line. The results are files: the plan, the builder's log, ``result.json``, and the list
+of layers for each target, the compute capability to build for. SIGTERM stops the builder at its next step.
 """
 
 from __future__ import annotations
@@ -20,16 +19,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import tensorrt as trt
 
-MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
-
 
 def main(request_path: Path) -> None:
-    """Build the plan that a request file describes, and write the outcome to ``result.json``."""
     request: dict[str, Any] = json.loads(request_path.read_text())
     folder = request_path.parent
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        library = importlib.import_module(MODULES[request["flavor"]])
+        library = importlib.import_module(request["library"])
     with (folder / "build.log").open("w", encoding="utf-8") as log:
         result = _build_all(library, request, folder, log)
     (folder / "result.json").write_text(json.dumps(result))
@@ -84,7 +80,6 @@ def _build_plan(
 
 
 def configured(library: Any, builder: trt.Builder, request: dict[str, Any], targets: list[str]) -> trt.IBuilderConfig:
-    """Make the builder's configuration from the targets, profiles and flags of the request."""
     config: trt.IBuilderConfig = builder.create_builder_config()
     config.profiling_verbosity = library.ProfilingVerbosity.DETAILED  # otherwise the layers are listed without types
     if targets:
@@ -92,9 +87,9 @@ def configured(library: Any, builder: trt.Builder, request: dict[str, Any], targ
         for index, target in enumerate(targets):
             capability = getattr(library.ComputeCapability, f"SM{target.replace('.', '')}")
             config.set_compute_capability(capability, index)
-    for least, best, most in request["profiles"]:
+    for batches in request["profiles"]:
         profile: trt.IOptimizationProfile = builder.create_optimization_profile()
-        shapes = [(batch, *request["shape"]) for batch in (least, best, most)]
+        shapes = [(batch, *request["shape"]) for batch in batches]
         profile.set_shape(request["tensor"], *shapes)
         config.add_optimization_profile(profile)
     if request["tf32"]:
@@ -153,10 +148,7 @@ def logger_class(library: Any) -> Any:
 
 
 def monitor_class(library: Any) -> Any:
-    """Return a progress monitor class that prints each phase and each step of an outermost phase.
-
-    The method ``stop`` of the class stops the build at the next step.
-    """
+    """Return a progress monitor class that prints phases and the steps of outermost ones; ``stop`` ends the build."""
 
     class Monitor(library.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:

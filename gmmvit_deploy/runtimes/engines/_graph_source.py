@@ -11,34 +11,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.errors import ExportError, InputError
+from gmmvit_deploy.graphs.declared import Attention
 from gmmvit_deploy.graphs.masks import require_folded
-from gmmvit_deploy.graphs.roles import Attention, Role, attentions_of, roles_of, unknown_operators
+from gmmvit_deploy.graphs.roles import attentions_of, roles_of, unknown_operators
 from gmmvit_deploy.graphs.weights import without_weights
+from gmmvit_deploy.precision import Role
 from gmmvit_deploy.runtimes.kernels.matcher import Refusal, attentions_in_onnx
 
 if TYPE_CHECKING:
     from onnx import ModelProto
-
-__all__ = ["GraphSource", "source_from_onnx"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GraphSource:
     """A graph to build an engine from.
 
-    path: the ONNX file.  proto: the ONNX model in this file.
-    tensor: the name of the graph's input.  dtype: the data type of this input.
-    shape: the shape of this input, without the batch.
-    head_dims: attention → head dim, for attentions whose shapes can be inferred.
-    unmatched: softmax outside every known attention → the reason why `kernels.matcher` found no attention around the
-    softmax; empty without OpenVINO.
+    tensor, shape, dtype: of the graph's input; the shape is without the batch.
+    head_dims: attention → head dim, where it can be inferred.
+    unmatched: softmax outside every known attention → why `kernels.matcher` found no attention around it.
     roles: node → role in the precision policy; empty if a node has no role.
-    unjudged: the reason why the precision cannot be checked, which lists operators without a role; empty if every
-    operator has a role.
-    unfolded: descriptions of constants, such as masks, that the graph computes at run time instead of storing them.
-    max_batch: the maximum batch of the bundle that contains the graph; None without a bundle.
-    hashes: the SHA-256 of each source of the graph, such as ``checkpoint``, for the engine's card.
-    masks: layer → SHA-256 of the layer's mask, for the engine's card.
+    unjudged, unfolded, masks: as in `EngineCard`.  hashes: its ``sha256`` but for the plan.
+    max_batch: of the bundle that contains the graph; None without a bundle.
     not_quantized: the projections that an int8 graph leaves unquantised on purpose, as its record says.
     """
 
@@ -62,8 +55,8 @@ class GraphSource:
 def source_from_onnx(path: Path) -> GraphSource:
     """Read and check an ONNX file.
 
-    Errors: InputError when the file is missing or is not an ONNX model. InputError also when the model does not have
-    exactly one input, with a dynamic first dimension (the batch) and fixed other dimensions.
+    Errors: InputError when the file is missing, is not an ONNX model, or has not exactly one input, with a dynamic
+    batch and fixed other dimensions.
     """
     import onnx
 
@@ -80,7 +73,11 @@ def source_from_onnx(path: Path) -> GraphSource:
     attentions = attentions_of(proto.graph)
     inferred = _with_inferred_shapes(proto)
     unknown = unknown_operators(proto.graph)
-    unjudged = _without_role(unknown)
+    unjudged = ""
+    if unknown:
+        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        verb = "has" if len(unknown) == 1 else "have"
+        unjudged = f"{', '.join(unknown[:3])}{more} {verb} no role in the precision policy"
     try:
         require_folded(proto)
         unfolded: tuple[str, ...] = ()
@@ -101,18 +98,6 @@ def source_from_onnx(path: Path) -> GraphSource:
     )
 
 
-def _without_role(operators: tuple[str, ...]) -> str:
-    """Return the reason why the engine's precision cannot be checked; empty if every operator has a role.
-
-    The reason lists up to three operators without a role, and the number of further operators without a role.
-    """
-    if not operators:
-        return ""
-    more = f" and {len(operators) - 3} more" if len(operators) > 3 else ""
-    verb = "has" if len(operators) == 1 else "have"
-    return f"{', '.join(operators[:3])}{more} {verb} no role in the precision policy"
-
-
 def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:
     from onnx import helper
 
@@ -130,7 +115,6 @@ def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:
 
 
 def _with_inferred_shapes(proto: ModelProto) -> ModelProto | None:
-    """Return a copy without weights that states the shape of each value, or None if the shapes cannot be inferred."""
     from onnx import shape_inference
 
     try:
@@ -140,10 +124,9 @@ def _with_inferred_shapes(proto: ModelProto) -> ModelProto | None:
 
 
 def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, str]:
-    """Map each softmax outside every known attention to the reason that `kernels.matcher` gives.
+    """Map each softmax outside every known attention to the reason of `kernels.matcher`, which reads OpenVINO's graphs.
 
-    The matcher reads OpenVINO's graphs: without OpenVINO, the reason says so; for a graph that OpenVINO cannot read,
-    or that is too large for a protobuf, there are no reasons.
+    There are no reasons for a graph that OpenVINO cannot read, or that is too large for a protobuf.
     """
     from google.protobuf.message import EncodeError
 
@@ -160,7 +143,7 @@ def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str
 
 
 def _head_dims(inferred: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, int]:
-    """Map each attention to the head dim, the last dimension of Q; omit attentions whose shapes cannot be inferred."""
+    """Map each attention to the head dim, the last dimension of Q, where it can be inferred."""
     shapes = {
         value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in inferred.graph.value_info
     }

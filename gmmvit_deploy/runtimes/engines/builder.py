@@ -18,10 +18,8 @@ from typing import Any
 
 from gmmvit_deploy.errors import EngineError
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runtimes.engines.flavors import Flavor
+from gmmvit_deploy.runtimes.engines.flavors import MODULES, Flavor
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile
-
-__all__ = ["BuiltPlan", "build_plan"]
 
 _HERE = Path(__file__).parent
 _LAUNCHER = Path(__file__).parents[2] / "files" / "_launch.py"
@@ -56,16 +54,15 @@ def build_plan(
 ) -> BuiltPlan:
     """Build a plan into ``folder``, which must be empty.
 
-    tensor: the name of the graph's input.  shape: the shape of this input, without the batch.
-    on_progress: called at each step of the outermost phase.
+    tensor: the name of the graph's input.  shape: its shape, without the batch.
     Errors: EngineError when the builder refuses the graph, fails, is killed, or is stopped.
-    On Ctrl-C, the function first stops the builder, and then raises KeyboardInterrupt again.
+    On Ctrl-C, the builder is stopped first.
     """
     request = {
-        "flavor": flavor.name,
+        "library": MODULES[flavor.name],
         "onnx": str(onnx.absolute()),
         "capabilities": list(options.capabilities),
-        "profiles": [(profile.least, profile.best, profile.most) for profile in profiles],
+        "profiles": [(profile.minimum, profile.optimum, profile.maximum) for profile in profiles],
         "tensor": tensor,
         "shape": list(shape),
         "timing_cache_out": str(folder / "timing.cache"),

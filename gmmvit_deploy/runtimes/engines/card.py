@@ -21,22 +21,15 @@ from gmmvit_deploy.runtimes.engines.flavors import FlavorName
 from gmmvit_deploy.runtimes.engines.options import Profile, profile_from
 from gmmvit_deploy.runtimes.engines.proof import AttentionProof, Miss
 
-__all__ = ["CARD_FILE", "LAYERS_FILE", "PLAN_FILE", "Engine", "EngineCard", "MaskCost", "open_engine", "require_bundle"]
-
 CARD_FORMAT = "gmmvit-engine/1"
 PLAN_FILE, CARD_FILE, LAYERS_FILE = "model.plan", "card.json", "layers.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskCost:
-    """Sizes and times of an engine with masks, compared with its twin.
+    """Sizes and times of an engine and of its twin, of the same graph with a scalar in place of every mask.
 
-    The twin is an engine of the same graph in which a scalar replaces every mask. The `gmmvit build` run that builds
-    the engine also builds the twin, with the same options. Each field exists for the engine, and as ``twin_…`` for
-    the twin.
-
-    layers: the number of layers, including shape arithmetic.
-    kernels: the number of layers that run as GPU kernels: all layers except those that only compute shapes.
+    layers: their number, with shape arithmetic.  kernels: the number of layers that run as GPU kernels.
     bytes: the size of the plan.  milliseconds: batch size → median time on the GPU; None if no GPU was visible.
     """
 
@@ -54,25 +47,22 @@ class MaskCost:
 class EngineCard:
     """Content of ``card.json``: an engine's origin, options and checks.
 
-    In the mappings below, "target" is each compute capability that the engine was built for; if the build named no
-    compute capability, it is the name of the GPU that built the engine. The field ``target`` describes these targets.
+    A target is a compute capability that the build named, or the name of the GPU that built the engine.
 
-    sha256: the hashes of ``plan`` and ``onnx``, and of ``bundle`` and ``checkpoint`` if the engine was built from a
-    bundle, the folder that ``gmmvit export`` writes.
+    sha256: the hashes of ``plan`` and ``onnx``, and of ``bundle`` and ``checkpoint`` if it was built from a bundle.
     masks: attention layer of the model → SHA-256 of the bytes of the layer's mask in the ONNX graph.
-    target: what the engine was built for, in three entries. ``capabilities`` lists the compute capabilities that the
-    build named. ``gpu`` is the name of the GPU that built the engine, or None if the build named compute capabilities.
-    ``driver`` is the version of the GPU driver, or None on a machine without a GPU.
+    target: ``capabilities``: those that the build named; ``gpu``: the name of the GPU that built the engine, or None if
+    the build named capabilities; ``driver``: the version of the GPU driver, or None without a GPU.
     tensor: the name, dtype and shape of the input; the shape is without the batch.
-    profiles: the ranges of batch sizes.  flags: the other options of the build (`BuildOptions.flags`).
+    flags: the options of the build that have no field (`BuildOptions.flags`).
     trtexec: the command line of NVIDIA's tool that builds the same engine.
     attentions: the layers that compute each attention, in each profile on each target.
     misses: the matrix products and convolutions that run in another data type than the precision promises.
-    unjudged: the reason why the data types of the matrix products could not be checked; empty if the check was made.
+    unjudged: why these data types could not be checked, such as operators without a role; empty if they were.
     shares: target → data type → the fraction of the layers that run in this data type.
     layers: target → the number of layers in each profile.
-    unfolded: descriptions of constants, such as masks, that the graph computes at run time instead of storing them.
-    mask_cost: the comparison with the twin without masks; None if the build did not make this comparison.
+    unfolded: what the graph computes at run time although it is constant, such as masks.
+    mask_cost: None if the build did not measure it.
     """
 
     sha256: Mapping[str, str]
@@ -98,17 +88,14 @@ class EngineCard:
 
     @property
     def max_batch(self) -> int:
-        return max(profile.most for profile in self.profiles)
+        return max(profile.maximum for profile in self.profiles)
 
     def profile_for(self, batch: int) -> int:
-        """Return the index of the first profile whose range contains ``batch``.
-
-        Errors: InputError when no profile contains ``batch``.
-        """
+        """Return the index of the first profile that contains ``batch``.  Errors: InputError when none does."""
         for index, profile in enumerate(self.profiles):
-            if profile.least <= batch <= profile.most:
+            if profile.minimum <= batch <= profile.maximum:
                 return index
-        ranges = ", ".join(f"{profile.least}..{profile.most}" for profile in self.profiles)
+        ranges = ", ".join(f"{profile.minimum}..{profile.maximum}" for profile in self.profiles)
         raise InputError(
             f"expected a batch of {ranges} images, as in the engine's profiles, got {batch}",
             hint=f"type gmmvit build with --batch 1:{min(8, batch)}:{max(batch, self.max_batch)}, or split the batch",
@@ -124,10 +111,7 @@ class EngineCard:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EngineCard:
-        """Read a card from JSON data.
-
-        Errors: KeyError, TypeError, ValueError or InputError when the data is not a card of this format.
-        """
+        """Errors: KeyError, TypeError, ValueError or InputError when the data is not a card of this format."""
         if data["format"] != CARD_FORMAT:
             raise ValueError(f"expected format {CARD_FORMAT!r}, got {data['format']!r}")
         fields = {name: value for name, value in data.items() if name != "format"}
@@ -143,12 +127,9 @@ class EngineCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """An opened engine.  The size and SHA-256 of its plan match the size and SHA-256 in the card.
+    """An opened engine, whose plan matches the card."""
 
-    path: the engine's folder.
-    """
-
-    path: Path
+    path: Path  # the folder
     card: EngineCard
 
     @property
@@ -193,10 +174,7 @@ def open_engine(path: Path) -> Engine:
 
 
 def require_bundle(bundle: Bundle, engine: Engine) -> None:
-    """Check that the engine was built from this bundle.
-
-    Errors: EngineError when the engine was built from another bundle, or from an ONNX file without a bundle.
-    """
+    """Check that the engine was built from this bundle.  Errors: EngineError when it was not."""
     made_from = engine.card.sha256.get("bundle")
     if made_from != bundle.sha256:
         origin = f"bundle {made_from[:12]}…" if made_from else "an ONNX file that belongs to no bundle"

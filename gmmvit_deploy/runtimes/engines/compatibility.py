@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.engines.card import EngineCard
     from gmmvit_deploy.runtimes.engines.flavors import Gpu
 
-__all__ = ["ServerTensorRT", "loads_in", "loads_on", "runs_on", "server_tensorrt"]
-
 # Release of NVIDIA's Triton container → (Triton version, TensorRT version) in the container, from the release notes
 # up to 25.06, and for 26.07 from issue 8969 of triton-inference-server/server.
 _RELEASES = {
@@ -44,11 +42,7 @@ _FIND_OUT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTensorRT:
-    """The TensorRT version of a server.
-
-    name: the name of the server, for messages.
-    version: the TensorRT version, such as ``10.9.0``; the last numbers may be missing, as in ``10.9``.
-    """
+    """The TensorRT version of a server, such as ``10.9.0`` or ``10.9``.  name: of the server, for messages."""
 
     name: str
     version: str
@@ -57,14 +51,11 @@ class ServerTensorRT:
 def server_tensorrt(
     *, release: str | None = None, triton: str | None = None, tensorrt: str | None = None, name: str = ""
 ) -> ServerTensorRT:
-    """Find the TensorRT version of a server.
+    """Find the TensorRT version of a server, by the first of these that is given.
 
-    release: the release of NVIDIA's Triton container, such as ``25.04``.
-    triton: the Triton version that a running server reports, such as ``2.57.0``.
-    tensorrt: the TensorRT version; if given, ``release`` and ``triton`` are ignored.
-    name: the name of the server, for messages.
-    Errors: InputError when ``tensorrt`` is malformed, when the release or Triton version is not in the table
-    ``_RELEASES``, or when ``release``, ``triton`` and ``tensorrt`` are all None.
+    tensorrt: the TensorRT version.  release: of NVIDIA's Triton container, such as ``25.04``.
+    triton: the Triton version that a running server reports, such as ``2.57.0``.  name: of the server, for messages.
+    Errors: InputError when the version is malformed or not known, or when none is given.
     """
     if tensorrt is not None:
         if not re.fullmatch(r"\d+(\.\d+){1,3}", tensorrt):

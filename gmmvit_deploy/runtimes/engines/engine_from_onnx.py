@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,11 @@ from gmmvit_deploy.bundle.variants import Variant
 from gmmvit_deploy.errors import EngineError, InputError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, new_folder, require_free, sha256_of_file
-from gmmvit_deploy.graphs.masks import require_folded
+from gmmvit_deploy.graphs.masks import require_folded, with_masks_of_one
 from gmmvit_deploy.graphs.quantize import projections_named
+from gmmvit_deploy.graphs.weights import write_graph
 from gmmvit_deploy.progress import OnProgress, ignore
 from gmmvit_deploy.runtimes.engines._graph_source import GraphSource, source_from_onnx
-from gmmvit_deploy.runtimes.engines._mask_cost import mask_cost_of
 from gmmvit_deploy.runtimes.engines.builder import BuiltPlan, build_plan
 from gmmvit_deploy.runtimes.engines.card import (
     CARD_FILE,
@@ -36,15 +36,12 @@ from gmmvit_deploy.runtimes.engines.card import (
 from gmmvit_deploy.runtimes.engines.flavors import Flavor, refuse, visible_gpu
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile, trtexec_line
 from gmmvit_deploy.runtimes.engines.proof import (
-    AttentionProof,
     Layer,
     layers_from_text,
     prove_attentions,
     shares_of,
     unreached,
 )
-
-__all__ = ["engine_from_bundle", "engine_from_onnx", "engine_name"]
 
 
 def engine_from_bundle(
@@ -154,8 +151,12 @@ def _build(
             layers = {target: layers_from_text(text) for target, text in plan.layers.items()}
             cost = None
             if mask_cost:
-                build_twin = partial(build, folder=twin, on_progress=_of_twin(on_progress))
-                cost = mask_cost_of(source, plan, profiles, flavor, build=build_twin, onnx=temporary / "twin.onnx")
+                build_twin = partial(
+                    build,
+                    folder=twin,
+                    on_progress=lambda event: on_progress(replace(event, step=f"{event.step} (twin with M = 1)")),
+                )
+                cost = _mask_cost(source, plan, profiles, flavor, build=build_twin, onnx=temporary / "twin.onnx")
             card = _card(source, options, profiles, flavor, plan, layers, cost)
         finally:
             if log is not None and (folder / "build.log").exists():
@@ -173,19 +174,15 @@ def _build(
 
 
 def _profiles(source: GraphSource, options: BuildOptions) -> tuple[Profile, ...]:
-    most = source.max_batch or 64
-    profiles = options.profiles or (Profile(least=1, best=min(8, most), most=most),)
+    max_batch = source.max_batch or 64
+    profiles = options.profiles or (Profile(minimum=1, optimum=min(8, max_batch), maximum=max_batch),)
     for profile in profiles:
-        if source.max_batch is not None and profile.most > source.max_batch:
+        if source.max_batch is not None and profile.maximum > source.max_batch:
             raise InputError(
                 f"profile {profile}: expected a maximum batch of at most {source.max_batch}, the limit of the bundle",
-                hint=f"export the checkpoint again with --max-batch {profile.most}, or lower MAX in --batch",
+                hint=f"export the checkpoint again with --max-batch {profile.maximum}, or lower MAX in --batch",
             )
     return profiles
-
-
-def _of_twin(on_progress: OnProgress) -> OnProgress:
-    return lambda event: on_progress(replace(event, step=f"{event.step} (twin with M = 1)"))
 
 
 def _copied(source: Path, target: Path) -> None:
@@ -204,7 +201,7 @@ def _card(
 ) -> EngineCard:
     gpu = visible_gpu()
     named = {target or (gpu.name if gpu else "this GPU"): target_layers for target, target_layers in layers.items()}
-    proofs: tuple[AttentionProof, ...] = tuple(
+    proofs = tuple(
         proof
         for target, target_layers in named.items()
         for proof in prove_attentions(
@@ -293,3 +290,60 @@ def _not_reached(card: EngineCard) -> list[str]:
         f"{miss.node} runs in {miss.actual} on {miss.target}, profile {miss.profile}; expected {miss.expected}"
         for miss in card.misses
     ]
+
+
+def _mask_cost(
+    source: GraphSource,
+    plan: BuiltPlan,
+    profiles: tuple[Profile, ...],
+    flavor: Flavor,
+    *,
+    build: Callable[[Path], BuiltPlan],
+    onnx: Path,
+) -> MaskCost:
+    """Compare an engine with its twin, of the same graph with a scalar in place of every mask; on a GPU, also in time.
+
+    build: a function that builds a plan from an ONNX file.  onnx: the file to write the twin's graph to.
+    """
+    write_graph(with_masks_of_one(source.proto), onnx)
+    twin = build(onnx)
+    own, other = (layers_from_text(next(iter(built.layers.values()))) for built in (plan, twin))
+    times = _times(source, profiles, flavor, plan, twin) if visible_gpu() else (None, None)
+    return MaskCost(
+        layers=len(own),
+        twin_layers=len(other),
+        kernels=sum(layer.precision is not None for layer in own),
+        twin_kernels=sum(layer.precision is not None for layer in other),
+        bytes=plan.path.stat().st_size,
+        twin_bytes=twin.path.stat().st_size,
+        milliseconds=times[0],
+        twin_milliseconds=times[1],
+    )
+
+
+def _times(
+    source: GraphSource, profiles: tuple[Profile, ...], flavor: Flavor, *plans: BuiltPlan
+) -> tuple[dict[str, float], ...]:
+    """Return batch size → median milliseconds, for each plan; the plans run in turn at each size."""
+    import numpy as np
+
+    from gmmvit_deploy.runtimes.engines.session import PlanSession
+
+    def profile_of(batch: int) -> int:
+        return next(index for index, profile in enumerate(profiles) if profile.minimum <= batch <= profile.maximum)
+
+    sessions = [
+        PlanSession(
+            flavor.name, plan.path.read_bytes(), tensor=source.tensor, dtype=source.dtype, profile_of=profile_of
+        )
+        for plan in plans
+    ]
+    batches = sorted({batch for profile in profiles for batch in (profile.minimum, profile.optimum, profile.maximum)})
+    medians: tuple[dict[str, float], ...] = tuple({} for _ in plans)
+    for batch in batches:
+        images = np.zeros((batch, *source.shape), source.dtype)
+        for session, times in zip(sessions, medians, strict=True):
+            times[str(batch)] = session.milliseconds(images)
+    for session in sessions:
+        session.close()
+    return medians

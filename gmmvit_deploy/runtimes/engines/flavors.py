@@ -7,6 +7,7 @@ tensorrt-rtx   TensorRT for RTX; builds on any machine, for named compute capabi
 from __future__ import annotations
 
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -17,21 +18,9 @@ from gmmvit_deploy.precision import SPECS
 if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.engines.options import BuildOptions
 
-__all__ = [
-    "FLAVORS",
-    "Flavor",
-    "FlavorName",
-    "Gpu",
-    "find_flavor",
-    "refuse",
-    "require_flavor",
-    "tensorrt_library",
-    "visible_gpu",
-]
-
 FlavorName = Literal["tensorrt", "tensorrt-rtx"]
 FLAVORS: tuple[FlavorName, ...] = get_args(FlavorName)
-_MODULES: dict[FlavorName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+MODULES: dict[FlavorName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +52,7 @@ class Flavor:
 def tensorrt_library(name: FlavorName) -> Any:
     """Import a flavor's Python module.  Errors: MissingDependencyError when the module is not installed."""
     try:
-        return require(_MODULES[name], package=name, extra=name)
+        return require(MODULES[name], package=name, extra=name)
     except MissingDependencyError as exc:
         if name == "tensorrt":
             exc.hint += (
@@ -83,38 +72,23 @@ def visible_gpu() -> Gpu | None:
     return Gpu(name=name, capability=capability, driver=driver)
 
 
-def require_flavor(name: str) -> FlavorName | Literal["auto"]:
-    """Check and return a flavor's name.  Errors: InputError unless the name is ``auto`` or the name of a flavor."""
-    if name == "auto":
-        return "auto"
-    if name not in FLAVORS:
-        raise InputError(f"flavor {name!r} is not known", hint=f"use auto, {' or '.join(FLAVORS)}")
-    return name
-
-
 def find_flavor(name: str) -> Flavor:
     """Return the installed flavor with this name.
 
     name: ``tensorrt``, ``tensorrt-rtx`` or ``auto``. With a visible GPU, ``auto`` selects ``tensorrt`` if installed.
     Otherwise ``auto`` selects ``tensorrt-rtx``.
-    Errors:
-        InputError: the name is not known.
-        MissingDependencyError: the named flavor is not installed, or no flavor that ``auto`` can select is installed.
+    Errors: InputError when the name is not known.  MissingDependencyError when the flavor is not installed.
     """
-    flavor = require_flavor(name)
-    if flavor == "auto":
-        return _first()
-    library = tensorrt_library(flavor)
-    return Flavor(name=flavor, version=library.__version__, capabilities=_capabilities(library))
-
-
-def _first() -> Flavor:
-    if visible_gpu() is not None:
-        try:
-            return find_flavor("tensorrt")
-        except MissingDependencyError:
-            pass
-    return find_flavor("tensorrt-rtx")
+    if name == "auto":
+        if visible_gpu() is not None:
+            with suppress(MissingDependencyError):
+                return find_flavor("tensorrt")
+        name = "tensorrt-rtx"
+    for flavor in FLAVORS:
+        if name == flavor:
+            library = tensorrt_library(flavor)
+            return Flavor(name=flavor, version=library.__version__, capabilities=_capabilities(library))
+    raise InputError(f"flavor {name!r} is not known", hint=f"use auto, {' or '.join(FLAVORS)}")
 
 
 def _capabilities(library: Any) -> tuple[str, ...]:
@@ -124,10 +98,7 @@ def _capabilities(library: Any) -> tuple[str, ...]:
 
 
 def refuse(options: BuildOptions, flavor: Flavor) -> None:
-    """Check, before a build starts, that the flavor can build with these options.
-
-    Errors: InputError with the reason when the flavor cannot build with these options.
-    """
+    """Check that the flavor can build with these options.  Errors: InputError with the reason if it cannot."""
     if flavor.name == "tensorrt-rtx":
         _refuse_rtx(options, flavor)
     else:
@@ -162,11 +133,11 @@ def _refuse_capability(capability: str, options: BuildOptions, flavor: Flavor) -
             f"tensorrt-rtx {flavor.version} does not build for compute capability {capability}{others}",
             hint=f"type --compute-capability with one of {', '.join(flavor.capabilities)}",
         )
-    least = SPECS[options.precision].compute_capability
-    if float(capability) < least:
+    lowest = SPECS[options.precision].compute_capability
+    if float(capability) < lowest:
         raise InputError(
-            f"{options.precision} needs compute capability {least} or more, not {capability}",
-            hint=f"type --precision fp16, or --compute-capability with {least} or more",
+            f"{options.precision} needs compute capability {lowest} or more, not {capability}",
+            hint=f"type --precision fp16, or --compute-capability with {lowest} or more",
         )
     if capability == "7.5":
         raise InputError(
@@ -188,10 +159,10 @@ def _refuse_tensorrt(options: BuildOptions, flavor: Flavor) -> None:
             f"not for {', '.join(options.capabilities)}",
             hint="leave out --compute-capability, or type --hardware-compatible ampere+",
         )
-    least = SPECS[options.precision].compute_capability
-    if float(gpu.capability) < least:
+    lowest = SPECS[options.precision].compute_capability
+    if float(gpu.capability) < lowest:
         raise InputError(
-            f"{options.precision} needs compute capability {least} or more; {gpu.name} has {gpu.capability}"
+            f"{options.precision} needs compute capability {lowest} or more; {gpu.name} has {gpu.capability}"
         )
     if float(gpu.capability) < 8.0 and options.hardware_compatible == "ampere+":
         raise InputError(f"--hardware-compatible ampere+ needs an Ampere GPU or later; {gpu.name} has {gpu.capability}")

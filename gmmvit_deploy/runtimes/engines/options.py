@@ -10,36 +10,27 @@ from typing import Literal, get_args
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.precision import Precision, precision_from
 
-__all__ = [
-    "HARDWARE_COMPATIBILITIES",
-    "BuildOptions",
-    "HardwareCompatibility",
-    "Profile",
-    "profile_from",
-    "trtexec_line",
-]
-
 HardwareCompatibility = Literal["none", "ampere+", "same-cc"]
 HARDWARE_COMPATIBILITIES: tuple[HardwareCompatibility, ...] = get_args(HardwareCompatibility)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """An optimisation profile: batch sizes from ``least`` to ``most``; the builder optimises for ``best``."""
+    """An optimisation profile: the smallest and the largest batch, and the batch that the builder optimises for."""
 
-    least: int
-    best: int
-    most: int
+    minimum: int
+    optimum: int
+    maximum: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.best <= self.most:
+        if not 1 <= self.minimum <= self.optimum <= self.maximum:
             raise InputError(
                 f"profile {self}: expected 1 ≤ MIN ≤ OPT ≤ MAX",
                 hint="type --batch 1:8:64, or --batch 8 for a fixed batch size of 8",
             )
 
     def __str__(self) -> str:
-        return f"{self.least}:{self.best}:{self.most}"
+        return f"{self.minimum}:{self.optimum}:{self.maximum}"
 
 
 def profile_from(text: str) -> Profile:
@@ -47,8 +38,8 @@ def profile_from(text: str) -> Profile:
     if not re.fullmatch(r"\d+(:\d+:\d+)?", text):
         raise InputError(f"--batch: expected MIN:OPT:MAX, such as 1:8:64, or a single number, got {text!r}")
     numbers = [int(part) for part in text.split(":")]
-    least, best, most = numbers if len(numbers) == 3 else numbers * 3
-    return Profile(least=least, best=best, most=most)
+    minimum, optimum, maximum = numbers if len(numbers) == 3 else numbers * 3
+    return Profile(minimum=minimum, optimum=optimum, maximum=maximum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +50,12 @@ class BuildOptions:
     profiles: ranges of batch sizes; a batch runs in the first range that contains its size. Empty selects a default.
     capabilities: the compute capabilities to build for, such as ``8.9``; empty builds for the GPU of this machine.
     optimization_level: 0 to 5; higher levels take longer to build. None uses the builder's default.
-    timing_cache: the file with TensorRT's measured kernel times. A build reads the file if the file exists, and a
-    successful build writes the file. None uses no file.
+    timing_cache: the file with TensorRT's measured kernel times, which a build reads if it exists, and writes.
     version_compatible: allow later TensorRT versions with the same major version to load the engine.
-    hardware_compatible: the GPUs that can run the engine. ``none`` allows only the GPU of the build, ``ampere+``
-    allows Ampere and later GPUs, and ``same-cc`` allows GPUs with the same compute capability.
+    hardware_compatible: the GPUs that can run the engine: ``none``, only the GPU of the build; ``ampere+``, Ampere and
+    later; ``same-cc``, those with the same compute capability.
     tf32: allow float32 matrix products to use TF32, which drops 13 bits of the inputs.
-    workspace_mib: the GPU memory for temporary data of GPU kernels, in MiB; None allows all of the GPU's memory.
+    workspace_mib: the GPU memory for temporary data, in MiB; None allows all.
     require_fused: fail unless every attention is a single GPU kernel.
     require_precision: fail unless every matrix product runs in the data type that the precision promises.
     """
@@ -132,7 +122,7 @@ def trtexec_line(
     for number, profile in enumerate(profiles):
         if len(profiles) > 1:
             parts.append(f"--profile={number}")
-        for name, batch in (("min", profile.least), ("opt", profile.best), ("max", profile.most)):
+        for name, batch in (("min", profile.minimum), ("opt", profile.optimum), ("max", profile.maximum)):
             parts.append(f"--{name}Shapes={tensor}:{batch}x{dims}")
     if options.capabilities and rtx:
         parts.append(f"--computeCapabilities={','.join(options.capabilities)}")

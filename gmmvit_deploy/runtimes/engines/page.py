@@ -12,8 +12,6 @@ from pathlib import Path
 from gmmvit_deploy.reports.pages import Summary, VerdictWord, rendered, written_page
 from gmmvit_deploy.runtimes.engines.card import Engine, EngineCard
 
-__all__ = ["facts_of", "page_of", "write_page"]
-
 
 def write_page(engine: Engine, path: Path, *, force: bool = False) -> None:
     """Write the page of an engine to ``path``.  Errors: as in `written_page`."""

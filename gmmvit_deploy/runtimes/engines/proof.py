@@ -17,24 +17,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.errors import EngineError
 from gmmvit_deploy.precision import SPECS, Precision
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.graphs.roles import Attention, Role
-
-__all__ = [
-    "AttentionProof",
-    "Layer",
-    "Miss",
-    "layers_from_text",
-    "prove_attentions",
-    "shares_of",
-    "unreached",
-]
+    from gmmvit_deploy.graphs.declared import Attention
+    from gmmvit_deploy.precision import Role
 
 _LINE = re.compile(
     r"^Name: (?P<name>.*?), LayerType: (?P<kind>[^,]*), Inputs: (?P<inputs>.*?), "
@@ -90,11 +81,7 @@ def _bits(kind: str) -> int:
 
 
 def layers_from_text(text: str) -> tuple[Layer, ...]:
-    """Read all layers, in the order of the text.
-
-    Errors: EngineError when the text lists no layer. This happens if the builder's verbosity was not detailed, or if
-    the format of the text changed.
-    """
+    """Read all layers, in the order of the text.  Errors: EngineError when the text lists none."""
     layers = tuple(_layer(match) for line in text.splitlines() if (match := _LINE.match(line)))
     if not layers:
         raise EngineError("TensorRT listed no layers, so attentions and precision cannot be checked")
@@ -115,7 +102,7 @@ def _layer(match: re.Match[str]) -> Layer:
 
 
 def _types(text: str) -> tuple[str, ...]:
-    """Return this project's names of the data types in the text; types without a name, such as int64, are omitted."""
+    """Return our names of the data types in the text; others, such as int64, are omitted."""
     named = (next((name for pattern, name in _NAMES if pattern.search(kind)), "") for kind in _TYPE.findall(text))
     return tuple(name for name in named if name)
 
@@ -130,15 +117,11 @@ def shares_of(layers: Iterable[Layer]) -> dict[str, float]:
 class AttentionProof:
     """The layers that compute an attention, in a given optimisation profile on a given target.
 
-    name: the name of the attention.
     target: the compute capability to build for, or the name of the GPU that built the engine.
-    profile: the index of the optimisation profile, a range of batch sizes.
-    masked: True if the attention has a mask.
-    fused: True if a single GPU kernel computes the whole attention, from Q Kᵀ to P V, and no other layer computes a
-    part of the attention.
-    kernels: the names of the layers that compute the attention or a part of the attention.
-    precision: the data types that the attention's matrix products read, separated by commas.
-    reason: the reason why the attention is not fused, as far as known; empty if the attention is fused.
+    fused: True if a single GPU kernel computes the whole attention, from Q Kᵀ to P V, and no other layer a part of it.
+    kernels: the names of the layers that compute the attention or a part of it.
+    precision: the data types that its matrix products read, separated by commas.
+    reason: why the attention is not fused, as far as known; empty if it is.
     """
 
     name: str
@@ -156,7 +139,6 @@ class Miss:
     """A matrix product or convolution that runs in another data type than the precision promises.
 
     node: the name of the ONNX node.  target, profile: as in `AttentionProof`.
-    expected: the promised data type.  actual: the data type in which the node runs.
     """
 
     node: str
@@ -168,7 +150,7 @@ class Miss:
 
 def prove_attentions(
     layers: Sequence[Layer],
-    attentions: Iterable[Attention],
+    attentions: Sequence[Attention],
     *,
     target: str,
     profiles: int,
@@ -179,25 +161,24 @@ def prove_attentions(
 
     target: as in `AttentionProof`.  profiles: the number of optimisation profiles.
     head_dims: name of an attention → its head dim.
-    unmatched: softmax outside every known attention → the reason why `kernels.matcher` found no attention around the
-    softmax. The function appends this reason to ``reason`` in the result.
+    unmatched: softmax outside every known attention → why `kernels.matcher` found no attention around it.
     """
-    candidates = tuple(attentions)
-    proofs = [
-        _prove([layer for layer in layers if layer.profile == profile], attention, target, profile, head_dims)
-        for profile in range(profiles)
-        for attention in candidates
-    ]
-    unknown = {attention.name for attention in candidates if not attention.known}
-    words = {name: why for name, why in (unmatched or {}).items() if name in unknown}
     return tuple(
-        replace(proof, reason=f"{proof.reason}: {words[proof.name]}") if proof.name in words else proof
-        for proof in proofs
+        _prove(
+            [layer for layer in layers if layer.profile == profile],
+            attention,
+            target,
+            profile,
+            head_dims.get(attention.name),
+            (unmatched or {}).get(attention.name, ""),
+        )
+        for profile in range(profiles)
+        for attention in attentions
     )
 
 
 def _prove(
-    layers: Sequence[Layer], attention: Attention, target: str, profile: int, head_dims: Mapping[str, int]
+    layers: Sequence[Layer], attention: Attention, target: str, profile: int, head_dim: int | None, unmatched: str
 ) -> AttentionProof:
     nodes = set(attention.nodes)
     parts = [layer for layer in layers if nodes & set(layer.nodes)]
@@ -212,7 +193,7 @@ def _prove(
         fused=fused,
         kernels=tuple(layer.name for layer in parts),
         precision=", ".join(dict.fromkeys(products)) or "unknown",
-        reason="" if fused else _reason(attention, parts, whole, products, head_dims.get(attention.name)),
+        reason="" if fused else _reason(attention, parts, whole, products, head_dim, unmatched),
     )
 
 
@@ -222,9 +203,10 @@ def _reason(
     whole: Sequence[Layer],
     products: Sequence[str | None],
     head_dim: int | None,
+    unmatched: str,
 ) -> str:
     if not attention.known:
-        return "this softmax is not part of a known form of attention"
+        return "this softmax is not part of a known form of attention" + (f": {unmatched}" if unmatched else "")
     if not parts:
         return "no layer of the engine lists the attention's nodes"
     if whole:
@@ -262,8 +244,7 @@ def unreached(
 ) -> tuple[Miss, ...]:
     """Return the matrix products and convolutions that run in another data type than ``precision`` promises.
 
-    roles: node → role.  target: as in `AttentionProof`.  profiles: the number of optimisation profiles; a node is
-    checked in each profile.
+    roles: node → role.  profiles: the number of optimisation profiles, in each of which a node is checked.
     not_quantized: the projections that an int8 graph leaves in fp16 on purpose.
     """
     promised = {node: kind for node, role in roles.items() if (kind := _promised(role, precision))}

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import tensorrt as trt
     from numpy.typing import NDArray
 
-__all__ = ["PlanSession"]
-
 _BUILD_AGAIN = "type gmmvit build on this machine to build the engine again"
 _WARM_UPS = 3  # executions before a capture; the first executions allocate memory, and a capture must allocate none
 
@@ -41,13 +39,11 @@ class _Slot:
 class PlanSession:
     """Runs a plan on the GPU.
 
-    plan: the content of the plan's file.  tensor, dtype: the name and the data type of the input.
-    profile_of: a function that maps a batch size to the index of the optimisation profile.
+    plan: the content of the plan's file.  tensor, dtype: of the input.
+    profile_of: maps a batch size to the index of the optimisation profile.
     host_code: allow the code that a version compatible plan contains to run on the host.
-    Errors:
-        MissingDependencyError: PyTorch or the flavor is not installed.
-        EngineError: PyTorch sees no GPU, TensorRT does not load the plan, or the plan does not have a single float32
-        output.
+    Errors: MissingDependencyError when PyTorch or the flavor is not installed.
+    EngineError when PyTorch sees no GPU, TensorRT does not load the plan, or the plan has not a single float32 output.
     """
 
     def __init__(
@@ -98,10 +94,7 @@ class PlanSession:
         return logits
 
     def milliseconds(self, batch: NDArray[Any], *, repeats: int = 200) -> float:
-        """Return the median time of an execution on the GPU, in milliseconds; copies between host and GPU not included.
-
-        CUDA events measure the time.  repeats: the number of executions.
-        """
+        """Return the median time of an execution in milliseconds (CUDA events), without copies from and to the host."""
         slot = self._slot(batch)
         events = [[self._torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
         with self._torch.cuda.stream(self._stream):
@@ -118,10 +111,9 @@ class PlanSession:
         self._engine = self._runtime = None
 
     def _slot(self, batch: NDArray[Any]) -> _Slot:
-        size = len(batch)
-        if size not in self._slots:
-            self._slots[size] = self._new_slot(batch)
-        return self._slots[size]
+        if len(batch) not in self._slots:
+            self._slots[len(batch)] = self._new_slot(batch)
+        return self._slots[len(batch)]
 
     def _new_slot(self, batch: NDArray[Any]) -> _Slot:
         torch = self._torch
@@ -164,10 +156,7 @@ class PlanSession:
 
 
 def _output_of(library: Any, engine: trt.ICudaEngine) -> str:
-    """Return the name of the engine's output.
-
-    Errors: EngineError unless the engine has a single output, of data type float32.
-    """
+    """Return the name of the engine's output.  Errors: EngineError unless it has a single output, of float32."""
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     outputs: list[str] = [name for name in names if engine.get_tensor_mode(name) == library.TensorIOMode.OUTPUT]
     if len(outputs) != 1 or engine.get_tensor_dtype(outputs[0]) != library.DataType.FLOAT:

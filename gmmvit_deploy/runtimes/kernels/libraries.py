@@ -38,8 +38,6 @@ from typing import IO, NamedTuple
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.caches import cache_folder
 
-__all__ = ["KERNEL_SOURCES", "MOST_LIBRARIES", "compiled", "empty_kernel_cache", "openvino_library", "why_recorded"]
-
 _HERE = Path(__file__).parent
 KERNEL_SOURCES = (
     "masked_attention.c",
@@ -74,7 +72,7 @@ _IN_USE: dict[Path, IO[str]] = {}
 
 
 class CompileError(Exception):
-    """A library could not be compiled, but another attempt may succeed.  The message gives the reason."""
+    """A library could not be compiled, but another attempt may succeed."""
 
 
 class SourceError(CompileError):
@@ -85,7 +83,7 @@ class _OpenVino(NamedTuple):
     """The installed OpenVINO.
 
     include: the folder of headers.  linked: the libraries that our library is linked with.
-    why_not: the reason why our library cannot be compiled against this OpenVINO; empty if it can.
+    why_not: why our library cannot be compiled against it; empty if it can.
     """
 
     version: str
@@ -96,9 +94,8 @@ class _OpenVino(NamedTuple):
 
 @lru_cache
 def openvino_library() -> tuple[Path | None, str]:
-    """Return the library of this project's kernels for OpenVINO; compile a library that the cache does not contain.
+    """Return (path of the library of our kernels, "") or (None, why it is not available); compile it if need be.
 
-    Returns (path of the library, "") or (None, the reason why the library is not available).
     The compiler is ``$CXX``, by default ``c++``.
     Errors: MissingDependencyError when OpenVINO is not installed.
     """
@@ -116,11 +113,7 @@ def openvino_library() -> tuple[Path | None, str]:
 
 
 def why_recorded() -> str:
-    """Return the path of the file that records a failed compilation, or "" if no failure is recorded.
-
-    While the file exists, the library is not compiled again.
-    Errors: as `openvino_library`.
-    """
+    """Return the path of the record of a failed compilation, with which none is tried again, or "" without a record."""
     openvino = _openvino()
     try:
         path = _folder() / f"{_stem(openvino, _compiler())}.failed"
@@ -207,17 +200,13 @@ def _folder() -> Path:
 
 
 def compiled(stem: str, compile_to: Callable[[Path], None]) -> Path:
-    """Return the path of the library ``<stem>.so``, and mark the library as in use by this process.
+    """Return the path of the library ``<stem>.so``, and mark it as in use by this process.
 
-    A library that is not in the cache is compiled first. If several processes need the same library, the first process
-    compiles the library and the other processes wait. The file ``<stem>.so`` appears only when the file is complete.
+    A library that is not in the cache is compiled first, by the first of several processes; the others wait.
 
-    stem: the library's name and key, joined.  compile_to: a function that writes the library to a path, or raises
-    `CompileError`.
-    Errors: CompileError when the library cannot be compiled.
-    SourceError when the sources have an error. The cache records the error, and later calls raise the recorded error
-    without compiling.
-    OSError when the folder cannot be used.
+    stem: the library's name and key, joined.  compile_to: writes the library to a path, or raises `CompileError`.
+    Errors: CompileError when the library cannot be compiled; SourceError when its sources have an error, also one that
+    is recorded.  OSError when the folder cannot be used.
     RuntimeError when neither XDG_CACHE_HOME nor a home directory is known.
     """
     folder = _folder()
@@ -239,7 +228,7 @@ def compiled(stem: str, compile_to: Callable[[Path], None]) -> Path:
 
 
 def _in_use(library: Path) -> IO[str] | None:
-    """Take a shared lock on a library and return the lock file, or None if the library does not exist."""
+    """Return the lock file of a library with a shared lock, or None if the library does not exist."""
     lock = _locked(library.with_suffix(".lock"), fcntl.LOCK_SH)
     try:
         os.utime(library)
@@ -280,10 +269,7 @@ def _by_use(folder: Path, suffix: str) -> list[Path]:
 
 
 def _removed(path: Path) -> bool:
-    """Remove a library or a recorded failure.  Also remove the lock file if no other file needs the lock file.
-
-    If a running process uses the library, the function removes nothing and returns False.
-    """
+    """Remove a library or a record, and its lock file; return False for a library that a running process uses."""
     lock_path = path.with_suffix(".lock")
     with lock_path.open("a") as lock:
         try:
@@ -297,7 +283,7 @@ def _removed(path: Path) -> bool:
 
 
 def _locked(path: Path, kind: int) -> IO[str]:
-    """Open and lock a lock file.  If another process removes the file during the wait, open and lock a new file.
+    """Open and lock a lock file, a new one if another process removes it during the wait.
 
     kind: ``fcntl.LOCK_SH`` (shared) or ``fcntl.LOCK_EX`` (exclusive).
     """

@@ -40,9 +40,7 @@ from .openvino_view import (
 )
 from .prepared_masks import takes_bias
 
-__all__ = ["MatchedAttention", "Part", "Refusal", "attentions_in", "attentions_in_onnx", "summary_of"]
-
-_MOST_MIXED = 16
+_MAX_MIXED = 16
 """The maximum number of heads for head mixing in the kernel."""
 # Permutations of the Transposes: element 0 is without a dimension of windows W, element 1 is with it.
 _HEADS_APART = [0, 2, 1, 3], [0, 1, 3, 2, 4]
@@ -73,11 +71,10 @@ class Part:
 class MatchedAttention:
     """An attention that the kernel computes.
 
-    name: the name of the attention's module.  parts: Q, K and V, with equal windows, heads and head_dim; K and V have
-    equal rows.
-    mask: the mask (heads, queries, tokens), (1, queries, tokens) for a mask of all heads, or None without a mask.
-    scale: the number that multiplies the scores. If there is a mask, scale is 1, because the mask includes the scale.
-    bias: the bias with the shape that it has in the graph, or None without a bias.
+    name: of its module.  parts: Q, K and V, with equal windows, heads and head_dim; K and V have equal rows.
+    mask: (heads, queries, tokens), (1, queries, tokens) for all heads, or None.
+    scale: the number that multiplies the scores; 1 with a mask, which includes it.
+    bias: with the shape that it has in the graph, or None.
     mixing: the head mixing matrices (before or None, after), each indexed [from head, to head]; () without head mixing.
     last: the value of the attention's output, (B, …, n, heads · head_dim).
     """
@@ -100,12 +97,10 @@ class MatchedAttention:
 
     @property
     def queries(self) -> int:
-        """The number of query tokens."""
         return self.parts[0].rows[-1]
 
     @property
     def tokens(self) -> int:
-        """The number of key tokens."""
         return self.parts[1].rows[-1]
 
     @property
@@ -116,11 +111,7 @@ class MatchedAttention:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An attention that the kernel does not compute.
-
-    name: the name of the attention's module.  reason: a clause for messages, such as "it mixes 20
-    heads, expected at most 16".
-    """
+    """An attention that the kernel does not compute.  reason: such as "it mixes 20 heads, expected at most 16"."""
 
     name: str
     reason: str
@@ -132,7 +123,15 @@ class _RefusedError(Exception):
 
 def attentions_in(model: Any) -> list[MatchedAttention | Refusal]:
     """Return for each softmax of an ``openvino.Model``, in topological order, the attention around it or a refusal."""
-    return [_attention_of(softmax.output(0)) for softmax in nodes_of(model, "Softmax")]
+    matches: list[MatchedAttention | Refusal] = []
+    for softmax in nodes_of(model, "Softmax"):
+        full = str(softmax.get_friendly_name())
+        name = full.rpartition("/")[0] or full
+        try:
+            matches.append(_matched(softmax.output(0), name))
+        except _RefusedError as exc:
+            matches.append(Refusal(name, str(exc)))
+    return matches
 
 
 def attentions_in_onnx(graph: bytes) -> list[MatchedAttention | Refusal]:
@@ -154,15 +153,6 @@ def summary_of(matches: Sequence[MatchedAttention | Refusal]) -> str:
     taken = len(matches) - sum(map(len, by_reason.values()))
     refused = [f"{', '.join(names)} ({reason})" for reason, names in by_reason.items()]
     return f"{taken} of {len(matches)}" + (f"; not: {'; '.join(refused)}" if refused else "")
-
-
-def _attention_of(softmax: Any) -> MatchedAttention | Refusal:
-    full = str(softmax.get_node().get_friendly_name())
-    name = full.rpartition("/")[0] or full
-    try:
-        return _matched(softmax, name)
-    except _RefusedError as exc:
-        return Refusal(name, str(exc))
 
 
 def _refuse(reason: str) -> NoReturn:
@@ -198,7 +188,6 @@ def _matched(softmax: Any, name: str) -> MatchedAttention:
 
 
 def _require_equal_sizes(q: Part, k: Part, v: Part) -> None:
-    """Refuse parts of different sizes.  Q may have a single token, or as many tokens as K and V."""
     if q.rows[:-1] == k.rows[:-1] and q.rows[-1] not in (1, k.rows[-1]):
         _refuse(
             f"it has {_count(q.rows[-1], 'query')} and {_count(k.rows[-1], 'key')}, "
@@ -222,8 +211,8 @@ def _mixing(before: Any, after: Any, heads: int) -> tuple[Any, ...]:
     for matrix in (before, after):
         if matrix is not None and matrix.shape != (heads, heads):
             _refuse(f"its head mixing has shape {_words(matrix.shape)}, expected {_words((heads, heads))}")
-    if heads > _MOST_MIXED:
-        _refuse(f"it mixes {heads} heads, expected at most {_MOST_MIXED}")
+    if heads > _MAX_MIXED:
+        _refuse(f"it mixes {heads} heads, expected at most {_MAX_MIXED}")
     return before, after
 
 
@@ -320,10 +309,7 @@ def _part(value: Any, what: str, *, across: bool = False) -> Part:
 
 
 def _columns(value: Any) -> tuple[Any, int, int]:
-    """Return (source, index, outputs) if the value is output ``index`` of a Split that cuts the last dimension.
-
-    source: the input of the Split.  outputs: the number of the Split's outputs.  For any other value: (value, 0, 1).
-    """
+    """Return (input, index, number of outputs) of a Split of the last dimension; (value, 0, 1) for any other value."""
     node, shape = value.get_node(), shape_of(value)
     axis = constant(node.input_value(1)) if node.get_type_name() == "Split" else None
     if axis is None or shape is None or int(axis.reshape(())) not in (-1, len(shape)):

@@ -44,21 +44,17 @@ from .openvino_view import (
 from .prepared_masks import LANES, LOG2_E, Arithmetic, prepared_bias, prepared_mask
 from .product_chains import Chain, chains_in, share_in_chains
 
-__all__ = ["Arithmetic", "Form", "Kernels", "kernels_from"]
-
 _ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # the numbers of masked_attention.h
 _TOKENS_A_CORE = 8  # the rows that chain_on_vectors.h multiplies at once
-_LEAST_SHARE = 0.9
+_MIN_SHARE = 0.9
 _FALLBACK: dict[Arithmetic, tuple[Arithmetic, ...]] = {"f32": (), "bf16": ("f32",)}
 
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """An int8 value, and where it comes from.
+    """An int8 value: its node, and the float32 value that is quantised.
 
-    node: the node that holds the int8 value.
-    source: the float32 value that is quantised: an output of the replaced node, or of the last of several nodes that
-    only move the values of this output, such as a Transpose.
+    ``source`` is an output of the replaced node, or of the last of nodes that only move its values.
     """
 
     node: Any
@@ -67,14 +63,12 @@ class Quantised:
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """A part of a graph, and the operation of ours that replaces this part.
+    """A part of a graph, and the arguments of the operation of ours that replaces this part.
 
-    attributes, inputs, constants: the arguments of the operation.
     last: the node whose output the operation computes.
-    quantised: the int8 values that the operation computes instead of this output; empty if a node reads the output in
-    another type.
-    rounded: whether the operation reads its ``inputs`` in bfloat16, and writes its output in bfloat16.
-    sum: the value of the sum of the inputs, if the operation returns this sum as a second output; otherwise None.
+    quantised: the int8 values that it computes instead; empty if a node reads the output in another type.
+    rounded: the operation reads ``inputs`` and writes its output in bfloat16.
+    sum: the value of the sum of the inputs, if the operation returns it as a second output.
     """
 
     attributes: dict[str, Any]
@@ -90,8 +84,8 @@ class Form:
 class Kernels:
     """The operations of this project, loaded into OpenVINO.
 
-    arithmetic: the type in which attention is computed.  instruction_set: the instructions with which the operations
-    compute, such as ``avx2``.  multiplies_int8: whether the operations compute int8 products on this processor.
+    arithmetic: of attention.  instruction_set: such as ``avx2``.
+    multiplies_int8: whether the operations compute int8 products on this processor.
     """
 
     arithmetic: Arithmetic
@@ -100,11 +94,10 @@ class Kernels:
     _factory: Any
 
     def fuse_attention(self, model: Any, *, hint: Arithmetic = "f32") -> int:
-        """Replace the attentions of an OpenVINO model and the quantisation of their outputs.
+        """Replace the attentions of an OpenVINO model, and the quantisation of their outputs; return their number.
 
         hint: the type in which OpenVINO will compute all other operators. With bf16, an attention that is computed in
         bf16 also reads and writes bf16, so that OpenVINO converts nothing before and after it.
-        Returns the number of replaced attentions.
         """
         matches = attentions_in(model)
         forms = [_form_of(match, self.arithmetic, hint) for match in matches if isinstance(match, MatchedAttention)]
@@ -126,11 +119,9 @@ class Kernels:
         return f"our kernel takes no attention of this graph: {attentions}"
 
     def fuse_norms(self, model: Any) -> int:
-        """Replace the LayerNorms of an OpenVINO model whose outputs are all quantised.
+        """Replace the LayerNorms of an OpenVINO model whose outputs are all quantised; return their number.
 
-        The replacement is faster only for many rows, because OpenVINO needs some microseconds to call an operation of
-        ours.
-        Returns the number of replaced LayerNorms.
+        This is faster only for many rows: OpenVINO needs some microseconds to call an operation of ours.
         """
         nodes = nodes_of(model, "MVN")
         if not _quantises_beside(model, sum(len(form.quantised) for node in nodes if (form := _matched_norm(node)))):
@@ -154,7 +145,7 @@ class Kernels:
         chains = chains_in(model) if self.multiplies_int8 else []
         if max((chain.tokens for chain in chains), default=0) < _TOKENS_A_CORE * cores:
             return 0
-        if share_in_chains(model, chains) < _LEAST_SHARE:
+        if share_in_chains(model, chains) < _MIN_SHARE:
             return 0
         computed: dict[tuple[str, int], Any] = {}
         for chain in chains:
@@ -163,7 +154,7 @@ class Kernels:
         return sum(len(chain.products) for chain in chains)
 
     def _put_chain(self, chain: Chain, computed: dict[tuple[str, int], Any]) -> None:
-        """Put a chain in a graph.  computed: a replaced value's node and index → the value of an earlier chain."""
+        """computed: a replaced value's node and index → the value of an earlier chain."""
         from openvino import opset13
 
         inputs = [computed.get(_key(value), value) for value in chain.inputs]
@@ -197,8 +188,7 @@ def kernels_from(library: Path, requested: Arithmetic) -> tuple[Kernels | None, 
 
     library: the compiled openvino_operations.cpp, for the installed version of OpenVINO.
     requested: the type in which attention is computed. On a processor without bf16, float32 replaces bf16.
-    Returns (the kernels, the type in which attention is computed) or (None, the reason why the kernels cannot be
-    loaded).
+    Returns (the kernels, the type in which attention is computed) or (None, why the kernels cannot be loaded).
     """
     from openvino.utils.node_factory import NodeFactory
 
@@ -277,10 +267,9 @@ def _key(value: Any) -> tuple[str, int]:
 
 
 def _matched_norm(mvn: Any) -> Form | None:
-    """Match Quantize(norm(x)) or Quantize(norm(x + branch)), with a norm that nothing else reads.
+    """Match Quantize(norm(x)) or Quantize(norm(x + branch)), with a norm that nothing else reads; else return None.
 
     Nodes that only move values may stand between the norm and Quantize.
-    mvn: OpenVINO's node of the normalisation.  Returns the form, or None for every other normalisation.
     """
     attributes = mvn.get_attributes()
     scaled = reader_of(mvn.output(0), through_casts=True)
@@ -306,10 +295,9 @@ def _matched_norm(mvn: Any) -> Form | None:
 
 
 def _quantised(node: Any, *, through_layout: bool) -> tuple[float | None, tuple[Quantised, ...]]:
-    """Return (step of the grid, int8 values) if all readers of a node's output quantise it to int8 on the same grid.
+    """Return (step of the grid, int8 values) if all readers of a node quantise it on the same grid, else (None, ()).
 
     through_layout: whether other nodes may move the values before they are quantised.
-    Returns (None, ()) otherwise.
     """
     steps: set[float] = set()
     values: list[Quantised] = []
@@ -317,8 +305,8 @@ def _quantised(node: Any, *, through_layout: bool) -> tuple[float | None, tuple[
         bounds = bounds_of(reader)
         if bounds is None:
             return None, ()
-        low, high, least, most = bounds
-        if (least, most) != (-128, 127) or not np.isclose(low * 127, high * -128):
+        low, high, *ends = bounds
+        if ends != [-128, 127] or not np.isclose(low * 127, high * -128):
             return None, ()
         steps.add(high / 127)
         source = plain(reader.input_value(0))

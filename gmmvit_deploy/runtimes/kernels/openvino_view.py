@@ -11,21 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = [
-    "bounds_of",
-    "constant",
-    "constant_and_other",
-    "inputs_of",
-    "kind_of",
-    "nodes_of",
-    "order_of",
-    "plain",
-    "reader_of",
-    "shape_of",
-    "takers",
-    "takers_behind_layout",
-]
-
 _KINDS = {
     "Add": "addition",
     "Convert": "cast",
@@ -38,15 +23,14 @@ _MOVE_VALUES = {"Concat", "Gather", "Reshape", "Slice", "Split", "StridedSlice",
 
 
 def nodes_of(model: Any, kind: str) -> list[Any]:
-    """Return the nodes of OpenVINO's type ``kind``, in topological order."""
+    """kind: OpenVINO's type.  The order is topological."""
     return [node for node in model.get_ordered_ops() if node.get_type_name() == kind]
 
 
 def kind_of(value: Any) -> str:
-    """Return the kind of the operator that computes a value.
+    """Return the kind of the operator that computes a value, as in `_KINDS`; for others, its name in OpenVINO.
 
-    The kinds are ``matrix product`` (a MatMul that transposes neither input), ``multiplication`` and ``addition`` (both
-    elementwise), ``reshape``, ``transpose``, ``softmax`` and ``cast``; for any other operator, its name in OpenVINO.
+    ``matrix product`` is a MatMul that transposes neither input.
     """
     node = value.get_node()
     name = str(node.get_type_name())
@@ -58,7 +42,6 @@ def kind_of(value: Any) -> str:
 
 
 def inputs_of(value: Any) -> list[Any]:
-    """Return the inputs of the operator that computes a value."""
     return list(value.get_node().input_values())
 
 
@@ -76,10 +59,7 @@ def constant(value: Any) -> Any:
 
 
 def constant_and_other(value: Any, kind: str) -> tuple[Any, Any] | None:
-    """Return (the constant input, the other input) of the operator that computes a value.
-
-    Returns None if the operator is of another kind than ``kind``, or does not have exactly 1 constant input.
-    """
+    """Return (the constant input, the other input) of an operator of this kind; None without exactly one constant."""
     if kind_of(value) != kind:
         return None
     first, second = inputs_of(value)
@@ -90,24 +70,21 @@ def constant_and_other(value: Any, kind: str) -> tuple[Any, Any] | None:
 
 
 def bounds_of(node: Any) -> tuple[float, float, float, float] | None:
-    """Return the bounds of a FakeQuantize: least and greatest input, least and greatest output.
+    """Return the bounds of a FakeQuantize: lowest and highest input, lowest and highest output.
 
-    Returns None for another node, for bounds that are not single constants, and if the levels are not 256.
+    None for another node, for bounds that are not single constants, and if the levels are not 256.
     """
     if node.get_type_name() != "FakeQuantize" or node.get_attributes()["levels"] != 256:
         return None
     bounds = [constant(node.input_value(index)) for index in range(1, 5)]
     if any(bound is None or bound.size != 1 for bound in bounds):
         return None
-    low, high, least, most = (float(bound.reshape(())) for bound in bounds)
-    return low, high, least, most
+    low, high, out_low, out_high = (float(bound.reshape(())) for bound in bounds)
+    return low, high, out_low, out_high
 
 
 def reader_of(value: Any, *, through_casts: bool = False) -> Any:
-    """Return the output of the only operator that reads this value, or None if the number of readers is not 1.
-
-    through_casts: skip casts, if each has a single reader.
-    """
+    """Return the output of the only operator that reads this value, or None.  through_casts: skip casts."""
     targets = list(value.get_target_inputs())
     if len(targets) != 1:
         return None
@@ -140,7 +117,7 @@ def takers(node: Any) -> list[Any]:
 def takers_behind_layout(node: Any) -> list[Any]:
     """Return the nodes that read the output of ``node``, also behind nodes that only move values, such as a Transpose.
 
-    Returns the result of `takers` if a Concat would join the values with those of another node.
+    If a Concat joins the values with those of another node, only those of `takers`.
     """
     inside: list[Any] = [node]
     readers: list[Any] = []

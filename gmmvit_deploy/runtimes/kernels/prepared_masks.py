@@ -19,13 +19,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["LANES", "LOG2_E", "Arithmetic", "PreparedMask", "prepared_bias", "prepared_mask", "takes_bias"]
-
 Arithmetic = Literal["f32", "bf16"]
 LANES = 16
 """The number of float32 values in a vector register."""
 _TILE = 64
-_FEWEST_SPREAD = 32  # tokens; for fewer tokens, the kernel reads a whole mask faster than a mask stored by offset
+_MIN_SPREAD = 32  # tokens; for fewer tokens, the kernel reads a whole mask faster than a mask stored by offset
 LOG2_E = 1.4426950408889634
 """The factor log2(e).  The kernel computes exp(x) as 2^(x · log2(e))."""
 
@@ -34,8 +32,7 @@ LOG2_E = 1.4426950408889634
 class PreparedMask:
     """A mask in the kernel's layout.
 
-    numbers: the entries (H, …), or (1, …) for a mask of all heads, in float32, or pairs of float16 entries packed into
-    int32.
+    numbers: the entries (H, …), or (1, …) for all heads, in float32, or pairs of float16 entries packed into int32.
     grid: the side g of the grid for a mask stored by offset; 0 for a mask stored whole.
     arithmetic: the requested type, or float32 if an entry is beyond the range of float16.
     """
@@ -46,10 +43,7 @@ class PreparedMask:
 
 
 def prepared_mask(mask: Any, requested: Arithmetic) -> PreparedMask:
-    """Convert M (H, q, n) to Mᵀ·log2(e), stored by offset if M depends on nothing but the offset.
-
-    q: the number of query tokens.  H is 1 for a mask of all heads.
-    """
+    """Convert M (H, q, n), or (1, q, n) for all heads, to Mᵀ·log2(e), by offset if it depends on nothing else."""
     turned = mask.transpose(0, 2, 1) * np.float32(LOG2_E)
     numbers, grid = _laid_out(turned)
     if requested == "f32" or not np.abs(numbers).max() <= np.finfo(np.float16).max:
@@ -60,9 +54,7 @@ def prepared_mask(mask: Any, requested: Arithmetic) -> PreparedMask:
 def takes_bias(shape: tuple[int, ...], heads: int, tokens: tuple[int, int], outer: tuple[int, ...]) -> bool:
     """Return whether the kernel supports a bias of this shape: (…, H, q, n), or (q, n) for all heads.
 
-    tokens: (q, n), the numbers of query tokens and of key tokens.
-    outer: the dimensions of the scores between batch and heads: (number of windows,), or () without windows. All
-    windows share a bias, or each window has its own bias.
+    tokens: (q, n).  outer: (number of windows,), or (): windows share a bias, or each has its own.
     """
     if shape == tokens:
         return True
@@ -71,24 +63,18 @@ def takes_bias(shape: tuple[int, ...], heads: int, tokens: tuple[int, int], oute
 
 
 def prepared_bias(bias: Any, heads: int, tokens: tuple[int, int]) -> Any:
-    """Convert B (…, H, q, n), or (q, n) for all heads, to Bᵀ·log2(e), (windows, H or 1, …) in float32.
-
-    tokens: as for `takes_bias`, which must return True for the bias.
-    """
+    """Convert B, as in `takes_bias`, to Bᵀ·log2(e), (windows, H or 1, …) in float32."""
     windows = math.prod(bias.shape[:-3])
     turned = np.asarray(bias, np.float32).reshape(-1, *tokens).transpose(0, 2, 1) * np.float32(LOG2_E)
     return _by_tiles(turned).reshape(windows, heads if bias.ndim > 2 else 1, -1)
 
 
 def _laid_out(turned: Any) -> tuple[Any, int]:
-    """Return (entries, grid) as in `PreparedMask`, stored by offset if that layout is exact and smaller.
-
-    turned: the masks, (H, key, query).
-    """
+    """Return (entries, grid) of masks (H, key, query), stored by offset if that layout is exact and smaller."""
     whole = _by_tiles(turned)
     n, queries = turned.shape[1:]
     grid = math.isqrt(n)
-    if n == queries and n >= _FEWEST_SPREAD and n - grid * grid in (0, 1):
+    if n == queries and n >= _MIN_SPREAD and n - grid * grid in (0, 1):
         numbers = _by_offset(turned, grid)
         if numbers.size < whole.size and np.array_equal(_from_offsets(numbers, grid, n), turned):
             return numbers, grid
@@ -105,10 +91,7 @@ def _by_tiles(turned: Any) -> Any:
 
 
 def _by_offset(turned: Any, g: int) -> Any:
-    """Return the table T of masked_attention.h, followed by the entry of the class token if there is a class token.
-
-    Each entry of T is read from a single entry of the mask.
-    """
+    """Return the table T of masked_attention.h, each entry from one of the mask, and the entry of the class token."""
     heads, n, _ = turned.shape
     first = n - g * g
     on_grid = turned[:, first:, first:].reshape(heads, g, g, g, g)  # rows and columns of the key, then of the query

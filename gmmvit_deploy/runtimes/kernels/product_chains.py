@@ -21,8 +21,6 @@ import numpy as np
 from .openvino_view import bounds_of, constant, constant_and_other, reader_of, shape_of
 from .prepared_masks import LANES
 
-__all__ = ["Chain", "chains_in", "share_in_chains"]
-
 _NORM, _OUT, _ADD, _GELU, _QUANTISE = range(5)  # the numbers of product_chain.h
 _PANEL = 3 * LANES  # columns, as in chain_on_vectors.h
 _INT8 = {"i8": 128, "u8": 0}  # OpenVINO's type → what is added to a value to be a number of 0 to 255
@@ -203,7 +201,6 @@ def _add_norm(chain: Chain, norm: Any) -> None:
 
 
 def _add_products(chain: Chain, products: list[Product]) -> None:
-    """Add the products of the same values.  The chain continues behind a single product."""
     if len(products) == 1:
         _add_product(chain, products[0])
     for product in products if len(products) > 1 else ():
@@ -211,7 +208,6 @@ def _add_products(chain: Chain, products: list[Product]) -> None:
 
 
 def _add_product(chain: Chain, product: Product) -> None:
-    """Add a product, and the steps after the product."""
     reader = reader_of(product.output)
     node = (reader if reader is not None else product.output).get_node()
     kind = node.get_type_name() if reader is not None else "none, or several"
@@ -342,9 +338,9 @@ def _grid_of(values: Any) -> tuple[Any, float, float] | None:
     bounds = bounds_of(node)
     if bounds is None:
         return None
-    low, high, least, most = bounds
-    ends = {"u8": (0.0, 255.0), "i8": (-128.0, 127.0)}[values.get_element_type().get_type_name()]
-    if (least, most) != ends or high <= low:
+    low, high, *ends = bounds
+    expected = {"u8": [0.0, 255.0], "i8": [-128.0, 127.0]}[values.get_element_type().get_type_name()]
+    if ends != expected or high <= low:
         return None
     steps = 255 / (high - low)
     return node, steps, -low * steps

@@ -56,7 +56,7 @@ class EngineRunner(Runner):
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """(minimum, maximum) batch size of each optimisation profile."""
-        return tuple((profile.least, profile.most) for profile in self.card.profiles)
+        return tuple((profile.minimum, profile.maximum) for profile in self.card.profiles)
 
     @property
     def settings(self) -> dict[str, str]:

@@ -21,7 +21,6 @@ from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.export import graphs_of_precisions
 from gmmvit_deploy.graphs.declared import declared_role
-from gmmvit_deploy.graphs.roles import role_disagreements
 from gmmvit_deploy.models.families import FAMILIES, PRESETS, family_of, model_from_spec, preset_spec, spec_from_json
 from gmmvit_deploy.models.families.family import Family, small_mask
 from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines, folding_passes
@@ -250,10 +249,8 @@ def test_exports_and_reopens(small: Small, small_exports: SmallExports) -> None:
 @each_example
 def test_every_node_declares_its_role(small: Small, small_exports: SmallExports) -> None:
     bundle = small_exports.bundle(small)  # exported with rules that raise
-    assert "the cross-check of the declared roles failed" in " ".join(bundle.manifest.role_disagreements)
     graph = onnx.load(bundle.onnx_path).graph
     assert [node.name for node in graph.node if declared_role(node) is None] == []
-    assert role_disagreements(graph) == ()
 
 
 @each_example

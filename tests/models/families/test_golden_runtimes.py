@@ -17,9 +17,9 @@ import pytest
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import RunnerUnavailableError
+from gmmvit_deploy.export.golden import fresh_inputs
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.parity.check import check_parity
-from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, attentions_in_onnx
 from gmmvit_deploy.runtimes.programs.image_batches import open_images

@@ -2,8 +2,7 @@
 
 ``tensorrt`` 11 needs a GPU and libraries that are not available everywhere; its bindings are. They are imported over
 libraries that export only names, mypy's stubgen writes their signatures as stubs, and mypy checks the
-code against the stubs. So the code for a flavor that cannot run here is still checked. The same is done for
-``tensorrt-rtx``, which does run.
+code against the stubs. So the code for a flavor that cannot run here is still checked; ``tensorrt-rtx`` does run.
 """
 
 from __future__ import annotations
@@ -62,9 +61,9 @@ def package_folder(name: str) -> Path:
     return Path((spec.submodule_search_locations or [""])[0])
 
 
-def written_down(module: str, out: Path, path: Path | None = None) -> Path:
+def written_down(module: str, out: Path, path: Path) -> Path:
     """Write the module's names and signatures as a stub package."""
-    environment = {**os.environ, "PYTHONPATH": str(path or "")}
+    environment = {**os.environ, "PYTHONPATH": str(path)}
     command = [Path(sys.executable).with_name("stubgen"), "--inspect-mode", "--quiet", "-m", module, "-o", out]
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
@@ -75,29 +74,22 @@ pytestmark = pytest.mark.integration  # mypy, over the sources
 
 
 @pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Flavor → folder with a stub package called ``trt_names``."""
+def names(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a stub package called ``trt_names``."""
     root = tmp_path_factory.mktemp("names")
     copied = root / "bindings" / "tensorrt"
     shutil.copytree(package_folder("tensorrt_bindings"), copied)
     for library in LIBRARIES:
         write_stub_library(copied / library, EXPORTED)
-    stubs = {
-        "tensorrt": written_down("tensorrt.tensorrt", root / "t", root / "bindings") / "tensorrt" / "tensorrt.pyi",
-        "tensorrt-rtx": written_down("tensorrt_rtx_bindings.tensorrt_rtx", root / "r")
-        / "tensorrt_rtx_bindings"
-        / "tensorrt_rtx.pyi",
-    }
-    for flavor, stub in stubs.items():
-        folder = root / "stubs" / flavor
-        folder.mkdir(parents=True)
-        text = "\n".join(map(repaired, stub.read_text().splitlines()))
-        for original, replacement in CONVERSIONS:
-            assert original in text, original
-            text = text.replace(original, replacement)
-        (folder / "trt_names.pyi").write_text(text)
-        stubs[flavor] = folder
-    return stubs
+    stub = written_down("tensorrt.tensorrt", root / "t", root / "bindings") / "tensorrt" / "tensorrt.pyi"
+    folder = root / "stubs"
+    folder.mkdir()
+    text = "\n".join(map(repaired, stub.read_text().splitlines()))
+    for original, replacement in CONVERSIONS:
+        assert original in text, original
+        text = text.replace(original, replacement)
+    (folder / "trt_names.pyi").write_text(text)
+    return folder
 
 
 def repaired(line: str) -> str:
@@ -138,17 +130,12 @@ def problems(stubs: Path, folder: Path, edit: tuple[str, str] | None = None) -> 
 
 
 @pytest.mark.nightly
-def test_every_name_and_signature_is_that_of_tensorrt_11(names: dict[str, Path], tmp_path: Path) -> None:
-    stub = (names["tensorrt"] / "trt_names.pyi").read_text()
+def test_every_name_and_signature_is_that_of_tensorrt_11(names: Path, tmp_path: Path) -> None:
+    stub = (names / "trt_names.pyi").read_text()
     assert "def build_serialized_network(self, network: INetworkDefinition, config: IBuilderConfig)" in stub
-    complaints = problems(names["tensorrt"], tmp_path / "code")
+    complaints = problems(names, tmp_path / "code")
     unknown = {re.search(r'(?:attribute|has no attribute) "(\w+)"', line)[1] for line in complaints}  # type: ignore[index]
     assert unknown == RTX_ALONE, complaints
-
-
-@pytest.mark.nightly
-def test_every_name_and_signature_is_that_of_tensorrt_rtx(names: dict[str, Path], tmp_path: Path) -> None:
-    assert problems(names["tensorrt-rtx"], tmp_path / "code") == []
 
 
 @pytest.mark.first(2)
@@ -159,6 +146,6 @@ def test_every_name_and_signature_is_that_of_tensorrt_rtx(names: dict[str, Path]
         ("execute_async_v3(self._stream.cuda_stream)", 'execute_async_v3("stream")', "incompatible type"),
     ],
 )
-def test_the_check_bites(right: str, wrong: str, message: str, names: dict[str, Path], tmp_path: Path) -> None:
-    complaints = problems(names["tensorrt"], tmp_path / "code", (right, wrong))
+def test_the_check_bites(right: str, wrong: str, message: str, names: Path, tmp_path: Path) -> None:
+    complaints = problems(names, tmp_path / "code", (right, wrong))
     assert any(message in line for line in complaints), complaints

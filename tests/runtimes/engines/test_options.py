@@ -18,7 +18,7 @@ TRT = Flavor(name="tensorrt", version="10.9", capabilities=())
 )
 def test_profiles(text: str, expected: tuple[int, int, int]) -> None:
     profile = profile_from(text)
-    assert (profile.least, profile.best, profile.most) == expected
+    assert (profile.minimum, profile.optimum, profile.maximum) == expected
     assert profile_from(str(profile)) == profile
 
 
@@ -98,11 +98,11 @@ def test_what_tensorrt_cannot_do(
 def test_auto_takes_what_can_build_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flavors, "visible_gpu", lambda: None)
     assert find_flavor("auto").name == "tensorrt-rtx"
-    monkeypatch.setattr(flavors, "_MODULES", {"tensorrt": "no_such_module_a", "tensorrt-rtx": "no_such_module_b"})
+    monkeypatch.setattr(flavors, "MODULES", {"tensorrt": "no_such_module_a", "tensorrt-rtx": "no_such_module_b"})
     with pytest.raises(MissingDependencyError) as caught:
         find_flavor("auto")
     assert caught.value.hint == "pip install 'gmmvit-deploy[tensorrt-rtx]'"
-    monkeypatch.setattr(flavors, "_MODULES", {"tensorrt": "tensorrt_rtx", "tensorrt-rtx": "no_such_module_b"})
+    monkeypatch.setattr(flavors, "MODULES", {"tensorrt": "tensorrt_rtx", "tensorrt-rtx": "no_such_module_b"})
     monkeypatch.setattr(flavors, "visible_gpu", lambda: Gpu(name="a GPU", capability="9.0", driver="1"))
     assert find_flavor("auto").name == "tensorrt"
 
@@ -126,7 +126,7 @@ def test_the_trtexec_line_has_every_requested_option() -> None:
         hardware_compatible="same-cc",
         workspace_mib=512,
     )
-    profiles = (Profile(least=1, best=1, most=1), Profile(least=2, best=8, most=64))
+    profiles = (Profile(minimum=1, optimum=1, maximum=1), Profile(minimum=2, optimum=8, maximum=64))
     line = trtexec_line(options, profiles, onnx="m.onnx", tensor="pixels", shape=(32, 32, 3), rtx=False)
     for part in (
         "trtexec --onnx=m.onnx",

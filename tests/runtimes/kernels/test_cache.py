@@ -64,14 +64,6 @@ def again() -> tuple[Path | None, str]:
     return openvino_library()
 
 
-def test_it_is_compiled_once(compiler: Compiler) -> None:
-    first, second = again(), again()
-    assert first == second
-    assert first[0] is not None
-    assert first[0].read_text() == "library\n"
-    assert compiler.count == 1
-
-
 def test_the_key_knows_the_compiler_its_version_and_the_sources(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

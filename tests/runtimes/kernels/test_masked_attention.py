@@ -15,8 +15,8 @@ from openvino import opset13 as ops
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.export.golden import fresh_inputs
 from gmmvit_deploy.models.specs import MaskKind
-from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.runtimes.kernels import libraries as compiling
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.kernels.openvino_kernels import kernels_from

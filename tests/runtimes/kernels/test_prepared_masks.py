@@ -52,10 +52,3 @@ def test_the_least_bit_in_one_place_is_another_mask(n: int) -> None:
         # After multiplication by log2(e) two neighbours may become the same number, and so the same mask.
         same = np.float32(np.log2(np.e)) * other[place] == np.float32(np.log2(np.e)) * mask[place]
         assert whole.grid == (grid.grid if same else 0)
-
-
-def test_what_is_not_finite_is_read_whole() -> None:
-    mask = mask_on_grid(1, 64)
-    mask[0, 3, 4] = np.nan
-    assert prepared_mask(mask, "bf16").arithmetic == "f32"
-    assert prepared_mask(mask, "bf16").grid == 0

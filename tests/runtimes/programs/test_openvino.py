@@ -17,13 +17,14 @@ import torch
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import Variant
 from gmmvit_deploy.errors import BundleError, InputError
+from gmmvit_deploy.export.golden import fresh_inputs
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.families.vit import VIT
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
-from gmmvit_deploy.parity.check import ParityOptions, check_parity
-from gmmvit_deploy.parity.inputs import fresh_inputs
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import SCHEMA_PATH
 from gmmvit_deploy.precision import SPECS
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu

@@ -7,8 +7,8 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.export.golden import fresh_inputs
 from gmmvit_deploy.files.writing import sha256_of_file
-from gmmvit_deploy.parity.inputs import fresh_inputs
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
 from gmmvit_deploy.runtimes.runners.inspection import LOGITS
 from gmmvit_deploy.runtimes.runners.open import RUNNERS, default_runners, fastest_runner, open_runner

@@ -1,4 +1,4 @@
-"""State what the logits of an int8 graph must reach on images that did not set its ranges, compared with float32."""
+"""State what a graph or a program must reach on images, compared with float32."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from gmmvit_deploy.tolerances import signal_to_noise_db
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Gate", "kept_beside"]
-
 
 def kept_beside(accuracy: float) -> float:
     """Return the share of decisions that a network must keep beside a gate of its accuracy.
@@ -27,15 +25,18 @@ def kept_beside(accuracy: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """What an int8 graph must reach; None does not judge a measure.
+    """What a graph or a program must reach; None does not judge a measure.
+
+    ``gmmvit convert`` judges int8 graphs by it, on images that did not set their ranges, and ``gmmvit optimize``
+    programs, by either a share of decisions or an accuracy.
 
     keep_decisions: the share of the images that keep their decision, which the interval of the share must reach, as in
     the check ``decisions`` of ``gmmvit parity``.
     snr_db: the signal-to-noise ratio of the logits (`tolerances.signal_to_noise_db`), in dB.
-    accuracy: the share of the float32 graph's top-1 that the graph must reach: the paired interval of the difference
-    must lie at or above (accuracy − 1) · top-1, as in the check ``accuracy`` of ``gmmvit parity``. The interval of the
-    decisions that keep must reach `kept_beside`.
-    Errors: InputError for a value that no graph can miss, or that no number of images can show.
+    accuracy: the share of float32's top-1 to reach: the paired interval of the difference must lie at or above
+    (accuracy − 1) · top-1, as in the check ``accuracy`` of ``gmmvit parity``. The interval of the decisions that keep
+    must reach `kept_beside`.
+    Errors: InputError for a value that nothing can miss, or that no number of images can show.
     """
 
     keep_decisions: float | None = None
@@ -48,6 +49,16 @@ class Gate:
                 raise InputError(f"--{option}: expected a share below 1, such as 0.98, got {share:g}")
         if self.snr_db is not None and not (math.isfinite(self.snr_db) and self.snr_db > 0):
             raise InputError(f"--snr-db: expected a positive number of dB, such as 25, got {self.snr_db:g}")
+
+    @property
+    def kind(self) -> str:
+        """What `least` is a share of, in words."""
+        return "kept decisions" if self.accuracy is None else "accuracy ratio"
+
+    @property
+    def least(self) -> float:
+        """The smallest share that passes a gate on decisions or accuracy; 0 if it has neither."""
+        return self.accuracy or self.keep_decisions or 0.0
 
     def require_images(self, count: int, top1: float | None) -> None:
         """Refuse too few images: those that could not pass the gate even if int8 changed none of their decisions.
