@@ -244,33 +244,32 @@ def _judge_from(bundle: Bundle, gate: Gate, calibration: ImageBatches) -> Callab
     return judge
 
 
-def quantised_again(bundle: Bundle, record: VariantRecord, stored: ModelProto, *, for_cpu: bool) -> ModelProto:
+def quantised_again(bundle: Bundle, record: VariantRecord, stored: ModelProto) -> ModelProto:
     """Quantise the bundle's network as a record says, with weights rounded to nearest.
 
     The graph for CPUs was made from ``model.onnx``; for the graph for GPUs, the network is exported again.
     record: the record of a quantised graph.  stored: this graph, from which the factors of smoothing are read.
-    for_cpu: True for the graph for CPUs.
     """
     calibration = record.calibration or {}
     recipe = calibration.get("recipe", {})
-    proto = _before_quantization(bundle, record, for_cpu=for_cpu)
+    proto = _before_quantization(bundle, record)
     if recipe.get("smoothing"):
         proto = smoothed_by(proto, factors_between(proto.graph, stored.graph))
     proto = quantize_graph(
         proto,
         record.precision,
         calibration.get("ranges"),
-        zero_points=for_cpu,
+        zero_points=bool(record.form),
         float32=recipe.get("float32", ()),
         dynamic=recipe.get("dynamic", ()),
     )
-    return cast_graph(proto, "fp32" if for_cpu else record.precision)
+    return cast_graph(proto, "fp32" if record.form else record.precision)
 
 
-def _before_quantization(bundle: Bundle, record: VariantRecord, *, for_cpu: bool) -> ModelProto:
+def _before_quantization(bundle: Bundle, record: VariantRecord) -> ModelProto:
     import onnx
 
-    if for_cpu:
+    if record.form:
         return onnx.load(bundle.onnx_path)
     manifest = bundle.manifest
     model = model_from_bundle(manifest, bundle.weights_path)

@@ -1,55 +1,33 @@
 """Convert what a bundle lacks: each precision, and int8 in each of its three forms.
 
     static   activations have ranges, which calibration images set; for every runtime
-    dynamic  activations are quantised while the network runs; for OpenVINO, needs no images
     mixed    as many projections as a gate needs are in the dynamic form or in float32; for OpenVINO
+    dynamic  activations are quantised while the network runs; for OpenVINO, needs no images
 
-A bundle holds one int8 graph. If it has one, no other form is tried. Otherwise each form is converted in a copy of the
-bundle, and the chosen one's graph can then be written into the bundle (`export.variants.variant_from_copy`).
+Graphs that the bundle has are kept.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
-from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
-from gmmvit_deploy.bundle.variants import first_variant, onnx_files, record_of
-from gmmvit_deploy.errors import BundleError, GmmvitError, InputError
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.variants import forms_in, open_variant, record_of
+from gmmvit_deploy.errors import GmmvitError, InputError
 from gmmvit_deploy.export.gates import Gate
 from gmmvit_deploy.export.variants import CALIBRATION_IMAGES, variants_from_bundle
 from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, prefixed
-from gmmvit_deploy.runner_name import FORMS, Form
+from gmmvit_deploy.runner_name import Form
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes, open_images
 
-__all__ = ["Graph", "Graphs", "converted", "form_of", "refuse_overlap"]
+__all__ = ["Graph", "convert_missing", "refuse_overlap"]
 
 Graph = tuple[Precision, Form]
 _NO_IMAGES = "needs images that set its ranges: type --calibration DATA, with images that are none of those of --data"
-
-
-@dataclass(slots=True)
-class Graphs:
-    """The graphs to try.
-
-    bundles: graph → the bundle, or a copy of it, that holds it.  left_out: graph → why there is none.
-    """
-
-    bundles: dict[Graph, Bundle] = field(default_factory=dict)
-    left_out: dict[Graph, str] = field(default_factory=dict)
-
-
-def form_of(bundle: Bundle) -> Form:
-    """Return the form of a bundle's int8 graph for CPUs.  Errors: BundleError when the bundle has none."""
-    record = record_of(bundle, "int8")
-    if record is None:
-        raise BundleError(f"{bundle.path}: it has no int8 graph")
-    return (record.cpu or record).form
+_STATIC_HOLDS = "no projection has to leave the static form for decisions to be kept"
 
 
 def refuse_overlap(bundle: Bundle, calibration: str, gate: ImageStream) -> None:
@@ -65,75 +43,52 @@ def refuse_overlap(bundle: Bundle, calibration: str, gate: ImageStream) -> None:
         )
 
 
-def converted(
+def convert_missing(
     bundle: Bundle,
     precisions: Sequence[Precision],
     calibration: str | None,
-    folder: Path,
     on_progress: OnProgress,
     *,
     kept: float,
-) -> Graphs:
-    """Convert each precision that the bundle lacks, and each form of int8 if it has no int8 graph.
+) -> dict[Graph, str]:
+    """Write the graphs that the bundle lacks, and return why others could not be written: graph → the reason.
 
-    precisions: those whose graphs are written into the bundle.  folder: a temporary folder for copies with int8 graphs.
     kept: the share of decisions that a mixed graph keeps on calibration images that set no range.
     """
-    graphs = Graphs(bundles={("fp32", ""): bundle})
+    why_not: dict[Graph, str] = {}
     for precision in precisions:
         try:
-            _require(bundle, precision, on_progress)
-            graphs.bundles[precision, ""] = bundle
+            if not forms_in(bundle, precision):
+                variants_from_bundle(bundle, (precision,), on_progress=on_progress)
         except GmmvitError as exc:
-            graphs.left_out[precision, ""] = str(exc)
-    _add_int8(bundle, graphs, calibration, folder, on_progress, kept=kept)
-    return graphs
-
-
-def _require(bundle: Bundle, precision: Precision, on_progress: OnProgress) -> None:
-    if not any((bundle.path / name).exists() for name in onnx_files(precision)):
-        variants_from_bundle(bundle, (precision,), on_progress=on_progress)
-
-
-def _add_int8(
-    bundle: Bundle, graphs: Graphs, calibration: str | None, folder: Path, on_progress: OnProgress, *, kept: float
-) -> None:
-    def try_form(form: Form, images: str | None, gate: Gate | None = None, like: Bundle | None = None) -> Bundle | None:
-        """Convert a copy of the bundle, and return it."""
-        try:
-            copy = _copy(bundle, folder / form)
-            report = prefixed(f"int8, {form}", on_progress)
-            variants_from_bundle(copy, ("int8",), images, gate=gate, like=like, on_progress=report)
-            graphs.bundles.setdefault(("int8", form_of(copy)), copy)
-            return copy
-        except GmmvitError as exc:
-            graphs.left_out["int8", form] = str(exc)
-            return None
-
-    if any((bundle.path / name).exists() for name in onnx_files("int8")):
-        first_variant(bundle, "int8")  # one that is damaged or of another bundle is refused
-        held = form_of(bundle)
-        graphs.bundles["int8", held] = bundle
-        why = f"the bundle holds int8 {held}; remove {bundle.path}/model.int8* to try every form"
-        graphs.left_out |= {("int8", form): why for form in FORMS if form != held}
-        return
+            why_not[precision, ""] = str(exc)
+    held = forms_in(bundle, "int8")
+    for form in held:
+        open_variant(bundle, "int8", form)  # one that is damaged or of another bundle is refused
     if calibration is None:
-        graphs.left_out |= {("int8", "static"): _NO_IMAGES, ("int8", "mixed"): _NO_IMAGES}
+        why_not |= {("int8", form): _NO_IMAGES for form in ("static", "mixed") if form not in held}
     else:
-        mixed = try_form("mixed", calibration, Gate(keep_decisions=kept))
-        if mixed is not None and form_of(mixed) == "static":
-            graphs.left_out["int8", "mixed"] = "no projection has to leave the static form for decisions to be kept"
-        else:
-            try_form("static", calibration, like=mixed)
-    try_form("dynamic", None)
+        if "mixed" not in held:
+            why_not["int8", "mixed"] = _mixed(bundle, calibration, on_progress, kept=kept)
+        if "static" not in forms_in(bundle, "int8"):
+            like = record_of(bundle, "int8", "mixed")
+            why_not["int8", "static"] = _int8(bundle, "static", calibration, on_progress, like=like)
+    if "dynamic" not in held:
+        why_not["int8", "dynamic"] = _int8(bundle, "dynamic", None, on_progress)
+    return {graph: why for graph, why in why_not.items() if why}
 
 
-def _copy(bundle: Bundle, folder: Path) -> Bundle:
-    """Return a copy of the bundle without its variants, by links to its files where the file system has them."""
-    folder.mkdir()
-    for name in (MANIFEST_FILE, *bundle.manifest.files):
-        try:
-            os.link(bundle.path / name, folder / name)
-        except OSError:  # another file system
-            shutil.copy2(bundle.path / name, folder / name)
-    return open_bundle(folder)
+def _mixed(bundle: Bundle, calibration: str, on_progress: OnProgress, *, kept: float) -> str:
+    """Convert with a gate, and return why that gave no mixed graph; "" if it gave one."""
+    why = _int8(bundle, "mixed", calibration, on_progress, gate=Gate(keep_decisions=kept))
+    return why or ("" if "mixed" in forms_in(bundle, "int8") else _STATIC_HOLDS)
+
+
+def _int8(bundle: Bundle, form: Form, calibration: str | None, on_progress: OnProgress, **options: Any) -> str:
+    """Write a graph in int8, and return why it could not be written."""
+    report = prefixed(f"int8, {form}", on_progress)
+    try:
+        variants_from_bundle(bundle, ("int8",), calibration, on_progress=report, **options)
+    except GmmvitError as exc:
+        return str(exc)
+    return ""

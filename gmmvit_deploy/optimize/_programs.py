@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import GmmvitError, RunnerUnavailableError
-from gmmvit_deploy.optimize._graphs import Graph, Graphs
+from gmmvit_deploy.optimize._graphs import Graph
 from gmmvit_deploy.precision import graph_precision
 from gmmvit_deploy.progress import OnProgress, Progress
 from gmmvit_deploy.runner_name import RunnerName
@@ -30,14 +31,15 @@ _OF_CPUS = (
     *("openvino:int8-dynamic", "openvino+kernels:int8-dynamic"),
     *("openvino:int8-mixed", "openvino+kernels:int8-mixed"),
 )
-_OF_GPUS = tuple(f"{name}:{graph}" for graph in ("fp32", "bf16", "fp16", "int8-static") for name in PROGRAMS_OF_GPUS)
+_OF_GPUS = tuple(f"{name}:{graph}" for graph in ("fp32", "bf16", "fp16", "int8") for name in PROGRAMS_OF_GPUS)
 
 
 def opened_programs(
-    bundle: Bundle, graphs: Graphs, stack: ExitStack, on_progress: OnProgress
+    bundle: Bundle, why_not: Mapping[Graph, str], stack: ExitStack, on_progress: OnProgress
 ) -> tuple[dict[RunnerName, Runner], dict[RunnerName, str]]:
     """Open every program that this machine has; ``stack`` closes them.
 
+    why_not: graph → why the bundle has none.
     Returns (the opened programs, program → why it cannot run here).
     """
     opened: dict[RunnerName, Runner] = {}
@@ -45,27 +47,24 @@ def opened_programs(
     for program in map(RunnerName.parse, (*_OF_CPUS, *(_OF_GPUS if visible_gpu() is not None else ()))):
         on_progress(Progress(f"open {program}"))
         try:
-            opened[program] = stack.enter_context(_opened(program, bundle, graphs, on_progress))
+            opened[program] = stack.enter_context(_opened(program, bundle, why_not, on_progress))
         except GmmvitError as exc:
             left_out[program] = str(exc)
     return opened, left_out
 
 
-def _opened(program: RunnerName, bundle: Bundle, graphs: Graphs, on_progress: OnProgress) -> Runner:
+def _opened(program: RunnerName, bundle: Bundle, why_not: Mapping[Graph, str], on_progress: OnProgress) -> Runner:
     """Open a program.  Errors: every error of a runner that cannot run here; RunnerUnavailableError without a graph."""
     precision, form = program.precision, program.form
     of_openvino = program.runtime == "openvino"
     # For bf16, OpenVINO loads the float32 graph.
     graph: Graph = (graph_precision(precision), form) if of_openvino else (precision, form)
-    if graph in graphs.left_out:
-        raise RunnerUnavailableError(graphs.left_out[graph])
+    if graph in why_not:
+        raise RunnerUnavailableError(why_not[graph])
     if of_openvino and (why := why_no_openvino(precision, dynamic=form == "dynamic")):
         raise RunnerUnavailableError(why)
-    holder = graphs.bundles[graph]
     if program.name not in FLAVORS:
-        return open_runner(program, holder)
-    if holder is not bundle:  # an engine lies beside the graph that it was built from
-        raise RunnerUnavailableError("engines are built from graphs in the bundle: type gmmvit convert first")
+        return open_runner(program, bundle)
     flavor, options = find_flavor(program.name), BuildOptions(precision=precision)
     folder = bundle.path / "engines" / engine_name(options, flavor)
     if not folder.exists():

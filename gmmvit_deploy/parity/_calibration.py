@@ -41,7 +41,7 @@ class CalibrationCheck(RunnerCheck):
     def judge(self) -> Check:
         if self.graph is None:
             return self.not_judged(f"{self.runner.precision} needs no calibration")
-        if self.run.reference is None and not self.graph.variant.for_cpu:
+        if self.run.reference is None and not self.graph.variant.form:
             return self.not_judged(self.run.needs_model)
         return check_calibration(self.bundle, self.graph, self.tested.check(StagesCheck).db_of_graph)
 
@@ -95,12 +95,11 @@ def check_calibration(bundle: Bundle, graph: QuantisedGraph, db: float | None) -
 
 def _compared_with_record(bundle: Bundle, graph: QuantisedGraph, record: VariantRecord) -> Check:
     """Compare the graph with the trained network, quantised again; undecided if other versions made other nodes."""
-    for_cpu = graph.variant.for_cpu
     stored = onnx.load(graph.variant.path)
-    expected = quantised_again(bundle, record, stored, for_cpu=for_cpu)
+    expected = quantised_again(bundle, record, stored)
     # The graph for CPUs is made from the bundle's float32 graph, and the other from PyTorch's model, exported again.
     made_from = tool_versions() | (
-        {name: bundle.manifest.versions.get(name, "") for name in _TRACERS} if for_cpu else {}
+        {name: bundle.manifest.versions.get(name, "") for name in _TRACERS} if record.form else {}
     )
     changed = [name for name in _EXPORTERS if made_from.get(name) != record.versions.get(name)]
     fault = form_fault(stored, expected)

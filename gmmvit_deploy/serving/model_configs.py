@@ -125,9 +125,9 @@ def _network(bundle: Bundle, options: RepositoryOptions, runner: RunnerName, car
         config.max_batch_size = min(config.max_batch_size, card.max_batch)
         config.parameters["gmmvit_plan_sha256"].string_value = card.sha256["plan"]
     if not _is_of_another_graph(bundle, runner.precision, card):
-        limits = output_limits(bundle, runner.precision, for_cpu=not options.on_gpu)
+        limits = output_limits(bundle, runner.precision, runner.form)
         config.parameters["reference_limits"].string_value = json.dumps(limits)
-    for key, value in _evidence(bundle, runner.precision, options, card).items():
+    for key, value in _evidence(bundle, runner, card).items():
         config.parameters[key].string_value = value
     config.backend = options.backend
     config.input.add(**_input_tensor(bundle))
@@ -172,17 +172,14 @@ def _is_of_another_graph(bundle: Bundle, precision: Precision, card: EngineCard 
     return record is None or card.sha256["onnx"] != record.onnx_sha256
 
 
-def _evidence(
-    bundle: Bundle, precision: Precision, options: RepositoryOptions, card: EngineCard | None
-) -> dict[str, str]:
+def _evidence(bundle: Bundle, runner: RunnerName, card: EngineCard | None) -> dict[str, str]:
     """Return what names the record of a quantised graph: its SHA-256, the calibration images, and the recipe."""
-    record = record_of(bundle, precision) if precision in QUANTIZED else None
-    if record is None or _is_of_another_graph(bundle, precision, card):
+    record = record_of(bundle, runner.precision, runner.form) if runner.precision in QUANTIZED else None
+    if record is None or _is_of_another_graph(bundle, runner.precision, card):
         return {}
-    served = record.cpu if record.cpu is not None and not options.on_gpu else record
     named = ("images", "sha256", "recipe", "gate")  # not the source, which is a path of the machine that converted
-    calibration = {key: value for key, value in (served.calibration or {}).items() if key in named}
-    evidence = {"gmmvit_record_sha256": sha256_of_file(bundle.path / record_file(precision))}
+    calibration = {key: value for key, value in (record.calibration or {}).items() if key in named}
+    evidence = {"gmmvit_record_sha256": sha256_of_file(bundle.path / record_file(runner.precision, runner.form))}
     if calibration:
         evidence["gmmvit_calibration"] = json.dumps(calibration, ensure_ascii=False)
     return evidence

@@ -69,6 +69,7 @@ class OpenVinoRunner(Runner):
             )
         self.precision = precision
         self.graph = variant
+        self.form = variant.form
         self.version = str(openvino.__version__)
         ours = None
         if kernels:

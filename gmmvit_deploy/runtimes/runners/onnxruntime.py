@@ -77,7 +77,7 @@ class OnnxRuntimeRunner(_SessionRunner):
         """
         super().__init__(bundle)
         self.graph = variant or open_variant(bundle, "fp32")
-        self.precision = self.graph.precision
+        self.precision, self.form = self.graph.precision, self.graph.form
         if self.precision not in ONNXRUNTIME_PRECISIONS:
             raise RunnerUnavailableError(
                 f"runner {self.name}: ONNX Runtime computes in {', '.join(ONNXRUNTIME_PRECISIONS)} on a CPU, "
