@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CPU_FORMS",
+    "GRAPHS",
     "Variant",
     "VariantRecord",
     "cpu_form",
@@ -49,6 +50,8 @@ __all__ = [
     "recorded_distances",
 ]
 
+GRAPHS = "graphs"
+"""The folder of a bundle with the graphs in other precisions."""
 VARIANT_FORMAT = "gmmvit-variant/3"
 CPU_FORMS: tuple[Form, ...] = ("static", "mixed", "dynamic")
 """The forms of the graphs for CPUs in int8. Unless a form is named, CPUs run the first that a bundle has."""
@@ -159,7 +162,7 @@ class Variant:
 
 def graph_file(precision: Precision, form: Form = "") -> str:
     """Return the name of a graph's file in the bundle.  form: of a graph for CPUs in int8."""
-    return "model.onnx" if precision == "fp32" else f"graphs/{precision}{f'-{form}' if form else ''}.onnx"
+    return "model.onnx" if precision == "fp32" else f"{GRAPHS}/{precision}{f'-{form}' if form else ''}.onnx"
 
 
 def record_file(precision: Precision, form: Form = "") -> str:

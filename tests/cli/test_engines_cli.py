@@ -92,7 +92,7 @@ def test_build_refuses(arguments: tuple[str, ...], message: str, precise_bundle:
 
 def test_build_of_what_is_not_there(bundle: Bundle, tmp_path: Path) -> None:
     named = ("--compute-capability", "8.9")
-    neither = "expected the graph model.fp16.onnx and its record model.fp16.json, got neither"
+    neither = "expected the graph graphs/fp16.onnx and its record graphs/fp16.json, got neither"
     assert "gmmvit convert" in refused(gmmvit_here("build", bundle.path, *named), neither)[1]
     refused(gmmvit_here("build", tmp_path / "nothing", *named), "expected a bundle, but this path does not exist")
     refused(gmmvit_here("build", bundle.onnx_path, *named), "is required for an ONNX file")
@@ -111,7 +111,7 @@ def test_doctor_of_a_bundle(
     fits = gmmvit("doctor", bundle, "--server-version", "25.04", "--json")
     assert fits.returncode == 0, fits.stdout
     checks = {(check["kind"], check["name"]): check for check in json.loads(fits.stdout)}
-    assert checks["graph", "model.int8.onnx"]["works"]
+    assert checks["graph", "graphs/int8.onnx"]["works"]
     assert checks["engine", "served"]["works"]
     assert "has TensorRT 10.9.0, which can load the engine" in checks["server", "served"]["detail"]
     live = gmmvit("doctor", bundle, "--server", server.grpc_url, "--json")  # Triton 2.51: TensorRT 10.5

@@ -35,7 +35,7 @@ from gmmvit_deploy.tolerances import signal_to_noise_db
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 right_in_openvino = pytest.mark.skipif(bool(int8_saturates()), reason=int8_saturates())
-GPU, CPU = "model.int8.onnx", "model.int8.cpu.onnx"
+GPU, CPU = "graphs/int8.onnx", "graphs/int8-static.onnx"
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_repository_has_the_graph_of_its_device(
 def test_a_graph_for_cpus_that_is_not_whole(damage: Callable[[Path], object], message: str, copied: Bundle) -> None:
     damage(copied.path / CPU)
     with pytest.raises(BundleError, match=re.escape(message)) as caught:
-        open_variant(copied, "int8", for_cpu=True)
+        open_variant(copied, "int8", "static")
     assert caught.value.hint.endswith("--precision int8 --calibration IMAGES --force")
     assert not {check.name: check for check in examine_bundle(copied, None)}[CPU].works
     open_variant(copied, "int8")  # the graph for GPUs is whole
@@ -142,7 +142,7 @@ def test_a_graph_for_cpus_that_is_not_whole(damage: Callable[[Path], object], me
 
 def test_a_copy_for_cpus_needs_no_graph_for_gpus(copied: Bundle) -> None:
     (copied.path / GPU).unlink()
-    assert open_variant(copied, "int8", for_cpu=True).for_cpu
+    assert open_variant(copied, "int8", "static").for_cpu
     with pytest.raises(BundleError, match=re.escape(f"expected the graph {GPU} and its record")):
         open_variant(copied, "int8")
     checks = {check.name: check.works for check in examine_bundle(copied, None)}

@@ -29,7 +29,7 @@ from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 
 pytestmark = pytest.mark.integration
-CPU = "model.int8.cpu.onnx"
+CPU = "graphs/int8-static.onnx"
 TO_TYPE = "--precision int8 --calibration IMAGES --force"
 
 
@@ -51,7 +51,7 @@ def test_the_only_graph_is_for_cpus(dynamic: Bundle) -> None:
     assert "DequantizeLinear" in kinds
     assert "QuantizeLinear" not in kinds
     checks = {check.name: check for check in examine_bundle(dynamic, None)}
-    assert "model.int8.onnx" not in checks
+    assert "graphs/int8.onnx" not in checks
     assert checks[CPU].works
     assert "times as fast as float32" in checks["int8"].detail
 

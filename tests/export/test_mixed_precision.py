@@ -63,7 +63,7 @@ def test_both_graphs_leave_the_same_projections(converted: tuple[Bundle, Answer]
     bundle, _ = converted
     recipe = record_of(bundle)["cpu"]["calibration"]["recipe"]
     left, static = {*recipe["dynamic"], *recipe["float32"]}, [True, True]
-    for file, dynamic in (("model.int8.onnx", [False, False]), ("model.int8.cpu.onnx", [False, True])):
+    for file, dynamic in (("graphs/int8.onnx", [False, False]), ("graphs/int8-static.onnx", [False, True])):
         graph = onnx.load(bundle.path / file).graph
         made = {output: node.op_type for node in graph.node for output in node.output}
         pairs = {

@@ -237,7 +237,7 @@ def test_a_fault_of_openvino_leaves_openvino_out(raises: bool, tmp_path: Path, m
         with open_runner(name, made) as runner, pytest.raises((RunnerUnavailableError, RuntimeError)):
             runner.run(made.golden()[0])
     if not raises:
-        variant_from_bundle(made, "bf16")  # a fault of OpenVINO, which runs model.onnx, is not one of model.bf16.onnx
+        variant_from_bundle(made, "bf16")  # a fault of OpenVINO, which runs model.onnx, is not one of graphs/bf16.onnx
         programs = open_variant(made, "bf16").record.programs  # type: ignore[union-attr]
         assert all("largest_abs" not in proof for proof in programs.values())
 

@@ -83,18 +83,18 @@ def test_fp32_is_the_bundle_itself(copied: Bundle) -> None:
     ("damage", "message"),
     [
         (
-            lambda b: (b.path / "model.fp16.onnx").unlink(),
-            "expected the graph model.fp16.onnx and its record model.fp16.json, got only one of them",
+            lambda b: (b.path / "graphs/fp16.onnx").unlink(),
+            "expected the graph graphs/fp16.onnx and its record graphs/fp16.json, got only one of them",
         ),
         (
-            lambda b: (b.path / "model.fp16.json").unlink(),
-            "expected the graph model.fp16.onnx and its record model.fp16.json, got only one of them",
+            lambda b: (b.path / "graphs/fp16.json").unlink(),
+            "expected the graph graphs/fp16.onnx and its record graphs/fp16.json, got only one of them",
         ),
-        (lambda b: (b.path / "model.fp16.json").write_text("{}"), "expected the JSON record of a graph"),
-        (lambda b: (b.path / "model.fp16.json").write_text("[1]"), "expected the JSON record of a graph"),
-        (lambda b: (b.path / "model.fp16.onnx").write_bytes(b"x"), "the file was changed or damaged"),
+        (lambda b: (b.path / "graphs/fp16.json").write_text("{}"), "expected the JSON record of a graph"),
+        (lambda b: (b.path / "graphs/fp16.json").write_text("[1]"), "expected the JSON record of a graph"),
+        (lambda b: (b.path / "graphs/fp16.onnx").write_bytes(b"x"), "the file was changed or damaged"),
         (
-            lambda b: shutil.copyfile(b.path / "model.bf16.json", b.path / "model.fp16.json"),
+            lambda b: shutil.copyfile(b.path / "graphs/bf16.json", b.path / "graphs/fp16.json"),
             "the file was changed or damaged",
         ),
     ],
@@ -112,7 +112,7 @@ def test_a_precision_of_another_bundle(
     precise_bundle: Bundle, tensor_bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:
     shutil.copytree(tensor_bundles["vit_gmm"].path, tmp_path / "b")
-    for name in ("model.fp16.onnx", "model.fp16.json"):
+    for name in ("graphs/fp16.onnx", "graphs/fp16.json"):
         shutil.copyfile(precise_bundle.path / name, tmp_path / "b" / name)
     with pytest.raises(BundleError, match="expected a graph of the bundle"):
         open_variant(open_bundle(tmp_path / "b"), "fp16")
@@ -136,7 +136,7 @@ def test_logits_that_are_not_finite_are_not_written(copied: Bundle, monkeypatch:
 
 @pytest.mark.nightly
 def test_a_record_that_cannot_be_written_leaves_no_graph(copied: Bundle) -> None:
-    (copied.path / "model.fp16.json").mkdir()  # where the record would go
+    (copied.path / "graphs/fp16.json").mkdir()  # where the record would go
     before = sorted(path.name for path in copied.path.iterdir())
     with pytest.raises(OutputError):
         variant_from_bundle(copied, "fp16")

@@ -44,7 +44,7 @@ from tests.planted.quantised import FAULTS, Constants, Fault
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 pytestmark = pytest.mark.integration
-CPU = "model.int8.cpu.onnx"
+CPU = "graphs/int8-static.onnx"
 
 
 def pixels() -> np.ndarray:
@@ -109,7 +109,7 @@ def test_single_images_and_batches_are_judged_and_the_worst_counts(precise_bundl
     def turned(logits: np.ndarray) -> np.ndarray:
         return np.roll(logits, 1, axis=1) if len(logits) == wrong else logits
 
-    variant = open_variant(precise_bundle, "int8", for_cpu=True)
+    variant = open_variant(precise_bundle, "int8", "static")
     with Altered(precise_bundle, turned, variant=variant) as runner:
         options = ParityOptions(data=photographs(), keep_decisions=0.9)
         report = check_parity(precise_bundle, [runner], options).runners[0]
@@ -157,7 +157,7 @@ def test_logits_that_are_not_finite_are_changed_decisions(precise_bundle: Bundle
 def test_planted_faults_are_named_without_images(what: str, precise_bundle: Bundle, tmp_path: Path) -> None:
     fault, named = FAULTS[what]
     bundle = planted(precise_bundle, fault, tmp_path)
-    check = check_calibration(bundle, QuantisedGraph(bundle, "int8", for_cpu=True), None)
+    check = check_calibration(bundle, QuantisedGraph(bundle, "int8", "static"), None)
     assert check.verdict == "failed"
     assert any(reason.startswith("quantisation: ") and named in reason for reason in check.reasons), check.reasons
 
@@ -168,7 +168,7 @@ def test_planted_faults_of_graphs_for_gpus_are_named(
     precision: Precision, precise_bundle: Bundle, tmp_path: Path
 ) -> None:
     def verdict(bundle: Bundle) -> Check:
-        return check_calibration(bundle, QuantisedGraph(bundle, precision, for_cpu=False), None)
+        return check_calibration(bundle, QuantisedGraph(bundle, precision, ""), None)
 
     def rolled(constants: Constants, graph: onnx.GraphProto) -> None:
         name = next(node.input[0] for node in graph.node if node.op_type == "DequantizeLinear" and "axis" in str(node))
@@ -186,7 +186,7 @@ def test_other_nodes_of_another_version_are_undecided(precise_bundle: Bundle, tm
     data = json.loads(path.read_text())
     data["cpu"]["versions"]["torch"] = "1.0"
     path.write_text(json.dumps(data))
-    check = check_calibration(bundle, QuantisedGraph(bundle, "int8", for_cpu=True), None)
+    check = check_calibration(bundle, QuantisedGraph(bundle, "int8", "static"), None)
     assert check.verdict == "undecided"
     assert "torch 1.0" in check.reasons[0]
     assert f"gmmvit convert {bundle.path} --precision int8 --calibration IMAGES --force" in check.reasons[0]
@@ -268,7 +268,7 @@ def test_a_kernel_that_saturates_is_named(precise_bundle: Bundle, monkeypatch: p
 def test_a_server_in_int8_is_compared_with_the_quantised_graph(precise_bundle: Bundle) -> None:
     """The server is right, and quantisation must not be taken for wrong preprocessing."""
     bundle = precise_bundle
-    golden, graph = bundle.golden_set(), QuantisedGraph(bundle, "int8", for_cpu=True)
+    golden, graph = bundle.golden_set(), QuantisedGraph(bundle, "int8", "static")
     images = {b"photograph": pixels()[0], **dict(zip(golden.images, golden.image_pixels, strict=True))}
     offered = iter([NotOfferedError("no preprocessing model here")])
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
 from gmmvit_deploy.bundle.choices import CHOICES_FILE
+from gmmvit_deploy.bundle.variants import GRAPHS
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.files.writing import new_file, new_folder
 
@@ -144,6 +145,8 @@ class State:
                 for file in sorted(bundle.path.iterdir()):
                     if file.is_file():
                         shutil.copyfile(file, folder / file.name)
+                if (bundle.path / GRAPHS).is_dir():
+                    shutil.copytree(bundle.path / GRAPHS, folder / GRAPHS)
         elif (bundle.path / CHOICES_FILE).is_file() and not path.samefile(bundle.path):
             with new_file(path / CHOICES_FILE, force=True) as chosen:
                 chosen.write((bundle.path / CHOICES_FILE).read_bytes())

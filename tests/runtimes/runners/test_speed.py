@@ -48,7 +48,7 @@ def test_the_record_keeps_the_measurement(bundle: Bundle, tmp_path: Path) -> Non
     shutil.copytree(bundle.path, tmp_path / "bundle")
     (variant,) = variants_from_bundle(open_bundle(tmp_path / "bundle"), ["fp16"])
     assert variant.record is not None
-    speed = json.loads((tmp_path / "bundle" / "model.fp16.json").read_text())["speed"]
+    speed = json.loads((tmp_path / "bundle" / "graphs/fp16.json").read_text())["speed"]
     assert speed == variant.record.speed
     assert set(speed) == {"cpu", "cores", "times_as_fast"}
     assert "onnxruntime" in speed["times_as_fast"]

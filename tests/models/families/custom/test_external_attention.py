@@ -153,10 +153,10 @@ def test_positions_whose_weights_all_underflow(precision: Precision, external: E
 
 def test_convert_needs_the_class(external: External) -> None:
     path = external.bundle.path
-    before = (path / "model.fp16.onnx").read_bytes()
+    before = (path / "graphs/fp16.onnx").read_bytes()
     answer = gmmvit_here("convert", path, "--precision", "fp16", "--force")
     assert answer.status == 1
     assert "hint: add --model external.py:Classifier" in without_progress(answer.err)
     answer = gmmvit_here("convert", path, "--precision", "fp16", "--force", "--model", external.model)
     assert answer.status == 0, answer
-    assert (path / "model.fp16.onnx").read_bytes() == before
+    assert (path / "graphs/fp16.onnx").read_bytes() == before

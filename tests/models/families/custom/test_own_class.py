@@ -241,7 +241,7 @@ def test_an_operator_without_a_known_role_keeps_the_class_in_float32(tmp_path: P
     assert answer.status == 0, answer
     answer = gmmvit_here("convert", tmp_path / "b", "--precision", "fp16", *model)
     refused(answer, "fp16 needs a known role for each operator")
-    assert not (tmp_path / "b" / "model.fp16.onnx").exists()
+    assert not (tmp_path / "b" / "graphs/fp16.onnx").exists()
 
 
 def test_size_and_channels_are_asked_for_before_the_file_runs(own_bundle: OwnBundle, tmp_path: Path) -> None:
