@@ -421,9 +421,14 @@ def test_images_of_another_shape() -> None:
     architecture, model_args = MODELS["vit"]
     with pytest.raises(SpecError, match=r"3 × 20 × 20 failed.*doesn't match model") as refused:
         add_masks(timm.create_model(architecture, **model_args), image_shape=(3, 20, 20))
-    assert "image_shape" in refused.value.hint
-    with pytest.raises(SpecError, match="does not state the shape of its images"):
-        add_masks(nn.Linear(2, 2))
+    assert "image_shape=(channels, height, width) to add_masks" in refused.value.hint
+    shape = (3, model_args["img_size"], model_args["img_size"])
+    assert add_masks(timm.create_model(architecture, **model_args), image_shape=shape)
+    inside = nn.Sequential(timm.create_model(architecture, **model_args))
+    with pytest.raises(SpecError, match="does not state the shape of its images") as refused:
+        add_masks(inside)
+    assert "image_shape=(channels, height, width) to add_masks" in refused.value.hint
+    assert add_masks(inside, image_shape=shape)
 
 
 def test_a_bias_depends_on_a_grid_of_any_shape() -> None:

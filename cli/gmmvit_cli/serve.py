@@ -129,7 +129,6 @@ def serve(
         raise InputError("expected a bundle or a repository to serve", hint="type gmmvit serve BUNDLE")
     from gmmvit_deploy.serving.front.options import CLASSIFY_PATH, DEFAULT_CLASSIFY_PORT
     from gmmvit_deploy.serving.gateway.service import Gateway
-    from gmmvit_deploy.serving.rollout.run import serve_with_state
     from gmmvit_deploy.serving.run import serve_path
     from gmmvit_deploy.serving.server import ServerOptions, TritonServer
     from gmmvit_deploy.serving.server_log import stamped
@@ -175,6 +174,8 @@ def serve(
             "on_progress": shown.enter_context(progress("serve")),
         }
         if state is not None and settings is not None:
+            from gmmvit_deploy.serving.rollout.run import serve_with_state
+
             serve_with_state(
                 path,
                 state,

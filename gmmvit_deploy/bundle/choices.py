@@ -16,13 +16,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_file
-from gmmvit_deploy.measure.statistics import Ratio
 from gmmvit_deploy.precision import precision_from
 from gmmvit_deploy.runner_name import RunnerName
+
+if TYPE_CHECKING:
+    from gmmvit_deploy.measure.statistics import Ratio
 
 __all__ = [
     "CHOICES_FILE",

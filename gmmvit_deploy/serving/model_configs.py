@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.bundle.variants import record_file, record_of
+from gmmvit_deploy.bundle.variants import VariantRecord, record_file, record_of
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import sha256_of_file
@@ -124,11 +124,13 @@ def _network(bundle: Bundle, options: RepositoryOptions, runner: RunnerName, car
     if card is not None:
         config.max_batch_size = min(config.max_batch_size, card.max_batch)
         config.parameters["gmmvit_plan_sha256"].string_value = card.sha256["plan"]
-    if not _is_of_another_graph(bundle, runner.precision, card):
+    record = _record_served(bundle, runner, card)
+    if record is not None or runner.precision not in QUANTIZED:
         limits = output_limits(bundle, runner.precision, runner.form)
         config.parameters["reference_limits"].string_value = json.dumps(limits)
-    for key, value in _evidence(bundle, runner, card).items():
-        config.parameters[key].string_value = value
+    if record is not None:
+        for key, value in _evidence(bundle, record).items():
+            config.parameters[key].string_value = value
     config.backend = options.backend
     config.input.add(**_input_tensor(bundle))
     _add_outputs(config, bundle)
@@ -164,22 +166,20 @@ def _network(bundle: Bundle, options: RepositoryOptions, runner: RunnerName, car
     return config
 
 
-def _is_of_another_graph(bundle: Bundle, precision: Precision, card: EngineCard | None) -> bool:
-    """Return True for an engine from a quantised graph that is no longer in the bundle, which has no record of it."""
-    if card is None or precision not in QUANTIZED:
-        return False
-    record = record_of(bundle, precision)
-    return record is None or card.sha256["onnx"] != record.onnx_sha256
+def _record_served(bundle: Bundle, runner: RunnerName, card: EngineCard | None) -> VariantRecord | None:
+    """Return the record of the quantised graph that is served.
 
-
-def _evidence(bundle: Bundle, runner: RunnerName, card: EngineCard | None) -> dict[str, str]:
-    """Return what names the record of a quantised graph: its SHA-256, the calibration images, and the recipe."""
+    None in other precisions, and for an engine from a graph that is no longer in the bundle.
+    """
     record = record_of(bundle, runner.precision, runner.form) if runner.precision in QUANTIZED else None
-    if record is None or _is_of_another_graph(bundle, runner.precision, card):
-        return {}
+    return None if record and card and card.sha256["onnx"] != record.onnx_sha256 else record
+
+
+def _evidence(bundle: Bundle, record: VariantRecord) -> dict[str, str]:
+    """Return what names the record of a quantised graph: its SHA-256, the calibration images, and the recipe."""
     named = ("images", "sha256", "recipe", "gate")  # not the source, which is a path of the machine that converted
     calibration = {key: value for key, value in (record.calibration or {}).items() if key in named}
-    evidence = {"gmmvit_record_sha256": sha256_of_file(bundle.path / record_file(runner.precision, runner.form))}
+    evidence = {"gmmvit_record_sha256": sha256_of_file(bundle.path / record_file(record.precision, record.form))}
     if calibration:
         evidence["gmmvit_calibration"] = json.dumps(calibration, ensure_ascii=False)
     return evidence

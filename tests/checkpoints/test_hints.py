@@ -2,11 +2,20 @@
 checkpoint then loads, or the export begins to compute.
 
 A command of Python and the options are taken from the hint by themselves; a case names what a hint leaves to the user,
-such as N, or does what the hint says to a file. Hints that no test follows, each with its reason:
+such as N, or does what the hint says to a file. Of several ways in a hint, a case follows the first. Hints that no case
+follows, each with its reason:
 
     bitsandbytes (transformers' dequantize)     needs the package and a GPU; tests/hugging_face reads its line
     RESAVE_HINT, "where the file was made"      needs the user's training script
-    copy, download or correct a file again      needs the other file
+    copy, download or correct a file again      needs the other file, as do "complete", "unchanged" and "another"
+    another model or folder                     SigLIP 2, I-JEPA, MyViT without n_blocks: needs another training
+    auto_map, MobileViT's image processor       followed in tests/hugging_face
+    image_shape= of add_masks                   followed in tests/test_timm_masks.py
+    --spt and --lsa of a preset                 options of gmmvit inspect, which then reads no checkpoint
+    --model of a command that reads a bundle    needs a bundle; tests/models/families/custom has them
+    --set transform_scale without mixing        read in tests/models/families/test_deepvit.py
+    write the bundle again                      needs an export
+    pos_embed of no grid                        no command reaches it: timm's network states its grid
     FSDP, DeepSpeed, TorchScript, .pt2          followed in test_other_programs.py; DeepSpeed needs its package
     FILE.py:CLASS of a code of one's own        needs the code; the own class of these cases stands for it
     more memory, another disk, rights           needs another machine
@@ -19,6 +28,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from argparse import Namespace
@@ -30,12 +40,21 @@ from typing import Any
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from gmmvit_cli.main import app
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.checkpoints._model_folder import read_checkpoint
+from gmmvit_deploy.checkpoints.loading import load_checkpoint, released_state_dict
+from gmmvit_deploy.checkpoints.reading import MODEL_METADATA_KEY
+from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import GmmvitError
+from gmmvit_deploy.files.writing import sha256_of_bytes
+from gmmvit_deploy.models.families import model_from_spec, preset_spec, spec_to_json
+from gmmvit_deploy.models.families.custom.spec import CustomSpec
+from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.sources.hints import LoadHints, settings_from
+from gmmvit_deploy.models.specs import MaskSpec
 from tests.checkpoints.test_training_files import OWN as OWN_CLASS
 from tests.conftest import GOLDEN
 
@@ -80,12 +99,24 @@ def many_heads() -> None:
     torch.save({"linear_classifiers": held}, "head.pth")
 
 
-def class_in_arguments() -> None:
-    kwargs = {**TINY_ARGS, "act_layer": torch.nn.ReLU}
-    network = timm.create_model(str(TINY["model"]), num_classes=3, **kwargs)
-    stated = dict.fromkeys(("crop_pct", "mean", "std", "interpolation"))
-    args = Namespace(model=TINY["model"], model_kwargs=kwargs, **stated)
-    torch.save({"args": args, "state_dict": network.state_dict()}, "file.pth")
+def train_py(*, kwargs: dict[str, Any] = TINY_ARGS, **args: Any) -> Callable[[], None]:
+    """Return a function that writes a checkpoint of timm's train.py.
+
+    kwargs: the arguments of the network.  args: options that the file states, in place of the true ones.
+    """
+
+    def write() -> None:
+        network = timm.create_model(str(TINY["model"]), num_classes=3, **kwargs)
+        stated = dict.fromkeys(("crop_pct", "mean", "std", "interpolation"))
+        options = {**stated, "model": TINY["model"], "model_kwargs": kwargs, **args}
+        torch.save({"args": Namespace(**options), "state_dict": network.state_dict()}, "file.pth")
+
+    return write
+
+
+def bare(name: str = str(TINY["model"]), **kwargs: Any) -> Callable[[], None]:
+    """Return a function that writes the state dict of a network of timm, by default with `TINY_ARGS`."""
+    return saved(lambda: timm.create_model(name, num_classes=3, **(kwargs or TINY_ARGS)).state_dict())
 
 
 def saved(content: Callable[[], Any]) -> Callable[[], None]:
@@ -158,7 +189,9 @@ CASES = {
     ),
     "other heads than the file": Case(write=golden("vit_gmm.pth"), options={}, settings=("heads=7",)),
     "heads that no tensor shows": Case(write=golden("vit_plain.pth"), options={}, fill=("heads=N", "heads=3")),
-    "a class in the arguments": Case(write=class_in_arguments, options={}, fill=("VALUE", '"relu"')),
+    "a class in the arguments": Case(
+        write=train_py(kwargs={**TINY_ARGS, "act_layer": torch.nn.ReLU}), options={}, fill=("VALUE", '"relu"')
+    ),
     "a form that no mask has": Case(write=golden("vit_plain.pth"), options={}, settings=("heads=3", "closed_form=yes")),
     "a source of another file": Case(write=golden("vit_gmm.pth"), options={}, settings=("source=vit-pytorch",)),
     "a fact of another family": Case(write=golden("vit_gmm.pth"), options={}, settings=("scale_adjustment=0.5",)),
@@ -225,30 +258,220 @@ def converted(hint: str) -> None:
     Path("names.txt").write_bytes(made.stdout)
 
 
-def folder(name: str = "vit", file: str = "config.json", **changes: Any) -> Callable[[], None]:
-    """Return a function that writes a model folder of transformers, with changed fields of one of its files."""
+def folder(
+    name: str = "vit", file: str = "config.json", *, arguments: dict[str, Any] | None = None, **changes: Any
+) -> Callable[[], None]:
+    """Return a function that writes a model folder of transformers, with changed fields of one of its files.
+
+    arguments: those of the class of the model beside the configuration.
+    """
 
     def write() -> None:
         pytest.importorskip("transformers")
-        from tests.hugging_face.folders import edited, saved
+        from tests.hugging_face.folders import built, edited, saved
 
-        edited(saved(name, Path("file.pth")), file, **changes)
+        edited(saved(name, Path("file.pth"), built(name, arguments or {})), file, **changes)
+
+    return write
+
+
+def timm_folder(**changes: Any) -> Callable[[], None]:
+    """Return a function that writes a model folder of timm, with changed fields of config.json."""
+
+    def write() -> None:
+        shutil.copytree(GOLDEN / "timm/timm_vit_registers", "file.pth")
+        corrected(**changes)("")
 
     return write
 
 
 def corrected(file: str = "config.json", **changes: Any) -> Callable[[str], None]:
+    """Return a function that changes fields of a file of the folder; a value ... removes the field."""
+
     def correct(hint: str) -> None:
         path = Path("file.pth", file)
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+        content = {**json.loads(path.read_text()), **changes}
+        path.write_text(json.dumps({name: value for name, value in content.items() if value is not ...}))
 
     return correct
 
 
+def given(inner: str) -> Callable[[str], None]:
+    """Return a function that gives ``inner``, a file of the folder, in place of the folder."""
+
+    def give(hint: str) -> None:
+        Path("file.pth").rename("folder")
+        Path("folder", inner).rename("file.pth")
+
+    return give
+
+
+def without(*words: str, name: str) -> Callable[[], None]:
+    """Return a function that writes a golden file without the tensors whose names have one of the words."""
+
+    def write() -> None:
+        tensors = read_checkpoint(GOLDEN / name).tensors
+        torch.save({k: v for k, v in tensors.items() if not any(word in k for word in words)}, "file.pth")
+
+    return write
+
+
+def with_code(source: str, *, checkpoint: Callable[[], Any] = state) -> Callable[[], None]:
+    """Return a function that writes a checkpoint of the own class, and then other code into ``net.py``."""
+
+    def write() -> None:
+        torch.save(checkpoint(), "file.pth")
+        Path("net.py").write_text(source)
+
+    return write
+
+
+def as_bundle(source: str, *, code: str = "") -> Callable[[], None]:
+    """Return a function that writes the weights file of a bundle of the own class of ``source``, and the code.
+
+    code: of ``net.py``, if it is not ``source``.
+    """
+
+    def write() -> None:
+        spec = CustomSpec(
+            image_size=32,
+            channels=3,
+            classes=3,
+            mask=MaskSpec(),
+            code_file="net.py",
+            class_name="Net",
+            code_sha256=sha256_of_bytes(source.encode()),
+            model_args={},
+        )
+        tensors = {f"network.{name}": tensor for name, tensor in state().items()}
+        save_file(tensors, "file.pth", metadata={MODEL_METADATA_KEY: json.dumps(spec_to_json(spec))})
+        Path("net.py").write_text(code or source)
+
+    return write
+
+
+def weights(name: str = "vit_gmm.pth", folder: bool = False, **hints: Any) -> Callable[[], None]:
+    """Return a function that writes the weights file of a bundle of a golden file; ``folder``: in a bundle."""
+
+    def write() -> None:
+        content = bytes_from_model(load_checkpoint(GOLDEN / name, LoadHints(**hints)).model)
+        if folder:
+            Path("file.pth").mkdir()
+            Path("file.pth/manifest.json").write_text("{}")
+        Path("file.pth/weights.safetensors" if folder else "file.pth").write_bytes(content)
+
+    return write
+
+
+def network_of(source: str) -> torch.nn.Module:
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)  # noqa: S102 - the code of a case
+    network: torch.nn.Module = namespace["Net"](**TINY_ARGS)
+    return network
+
+
+def with_preset() -> None:
+    torch.manual_seed(0)
+    spec = preset_spec("vit", classes=10, image_size=32, mask=MaskSpec())
+    torch.save(released_state_dict(model_from_spec(spec)), "file.pth")
+
+
+def head_of(features: int) -> Callable[[], None]:
+    """Return a function that writes a backbone, and a linear head that reads ``features`` features."""
+
+    def write() -> None:
+        backbone()
+        torch.save(torch.nn.Linear(features, 3).state_dict(), "head.pth")
+
+    return write
+
+
+def two_layers() -> None:
+    backbone()
+    torch.save(torch.nn.Sequential(torch.nn.Linear(24, 8), torch.nn.Linear(8, 3)).state_dict(), "head.pth")
+
+
+def root_mask_left_out() -> None:
+    tensors = read_checkpoint(GOLDEN / "cait_plain.pth").tensors
+    torch.save({name: tensor for name, tensor in tensors.items() if name != "mask"}, "file.pth")
+
+
+def conv_stem_folder() -> None:
+    Path("file.pth").mkdir()
+    Path("file.pth/config.json").write_text('{"architecture": "torchvision:VisionTransformer"}')
+    tensors = read_checkpoint(GOLDEN / "timm/torchvision_vit_conv_stem.pth", "trained").tensors
+    save_file(dict(tensors), f"file.pth/{WEIGHTS}")
+
+
+def weights_of_folder() -> None:
+    folder()()
+    Path("file.pth").rename("folder")
+    shutil.copy(f"folder/{WEIGHTS}", "file.pth")
+
+
+def folder_again(hint: str) -> None:
+    Path("file.pth").unlink()
+    Path("folder").rename("file.pth")
+
+
+def without_size() -> None:
+    folder(image_size=0)()
+    corrected("preprocessor_config.json", do_resize=False)("")
+
+
+def timm_wrapper() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.TimmWrapperConfig(architecture=TINY["model"], model_args=TINY_ARGS, num_labels=3)
+    transformers.TimmWrapperForImageClassification(config).save_pretrained("file.pth")
+    corrected(architecture=...)("")  # with it, the folder is read as one of timm
+
+
+def registered(hint: str) -> None:
+    Path("net.py").write_text(RANDOM.replace("self.shift = rand(3)", 'self.register_buffer("shift", rand(3))'))
+    torch.save(state(), "file.pth")
+
+
+_GOLDEN_OF_TIMM = json.loads((GOLDEN / "timm/manifest.json").read_text())
+GMM_OF_TIMM = {
+    "--model": _GOLDEN_OF_TIMM["timm_vit_gmm"]["build"]["architecture"],
+    "--model-args": json.dumps(_GOLDEN_OF_TIMM["timm_vit_gmm"]["build"]["model_args"]),
+}
+REGISTERS = json.loads((GOLDEN / "timm/timm_vit_registers/config.json").read_text())
+OF_REGISTERS = f"--model {REGISTERS['architecture']} --model-args '{json.dumps(REGISTERS['model_args'])}'"
+WEIGHTS = "model.safetensors"
+INSIDE = """
+import timm
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, **sizes):
+        super().__init__()
+        self.backbone = timm.create_model("vit_tiny_patch16_224", num_classes=0, **sizes)
+        self.neck, self.head = nn.Linear(24, 8), nn.Linear(8, 3)
+    def forward(self, x):
+        return self.head(self.neck(self.backbone(x)))
+"""
+TENSOR = {"--input": "tensor"}
+TYPED_ARGS = json.dumps(TINY_ARGS)
+OF_TIMM = {**TENSOR, "--model": str(TINY["model"]), "--model-args": TYPED_ARGS}
+WITH_HEAD = {**OF_TIMM, "--head": "head.pth"}
+MINE = {**TENSOR, "--model": "net.py:Net", "--image-size": "32", "--set channels": "3"}
+STEM = {**TENSOR, "--model": "torchvision:VisionTransformer", "--set weights": "trained"}
+STEM_ARGS = '{"num_heads": 4, "conv_stem_strides": [2, 2, 2]}'
+STEM_EXAMPLE = '{"num_heads": 2, "conv_stem_strides": [2, 1, 2, 1]}'
+LEVIT_ARGS: dict[str, Any] = {"embed_dim": [16, 16, 16], "depth": [1, 1, 1], "num_heads": [1, 1, 1], "key_dim": 8}
+FEATURES = {**TENSOR, "--outputs": "features"}
+RANDOM = (
+    OWN_CLASS.replace("self.patch, ", "self.shift = rand(3)\n        self.patch, ")
+    .replace("return ", "return self.shift + ")
+    .replace("import nn", "import nn, rand")
+)
+OWN_AGAIN = text(OWN_CLASS, name="net.py")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """write: writes file.pth, a file or a folder.  typed: option → value.  fill: as in `Case`.
-    do: does to a file what the hint says, for a hint without an option.
+    """write: writes file.pth, a file or a folder.  typed: option → value, such as ``--set heads`` → 3.
+    do: does to a file what the hint says.  fill: as in `Case`; with ``do``, only for a hint that also has options.
     """
 
     write: Callable[[], None]
@@ -351,16 +574,399 @@ EXPORTS = {
     ),
     "a backbone": Export(write=folder("swin_backbone"), typed={}),
     "a class token of a backbone": Export(write=folder("vit_backbone"), typed={"--outputs": "features"}),
+    # Options of the network
+    "a preset that does not exist": Export(
+        write=with_preset, typed={**TENSOR, "--set pool": "cls", "--preset": "vit_d8"}
+    ),
+    "a preset of another network": Export(write=golden("vit_gmm.pth"), typed={**TENSOR, "--preset": "vit"}),
+    "a preset of another family": Export(write=golden("vit_gmm.pth"), typed={**TENSOR, "--preset": "swin"}),
+    "a preset of a family without presets": Export(
+        write=golden("vit_pytorch/vp_cait.pt"), typed={**TENSOR, "--preset": "swin"}
+    ),
+    "other heads than the preset": Export(
+        write=with_preset, typed={**TENSOR, "--set pool": "cls", "--preset": "vit", "--set heads": "7"}
+    ),
+    "heads that do not divide the width": Export(
+        write=golden("vit_plain.pth"), typed={**TENSOR, "--set heads": "5"}, fill=("heads=N", "heads=3")
+    ),
+    "another size than the file": Export(write=golden("vit_gmm.pth"), typed={**TENSOR, "--image-size": "64"}),
+    "other channels than the patches": Export(write=golden("vit_gmm.pth"), typed={**TENSOR, "--set channels": "2"}),
+    "no base mask": Export(write=without(".mask.mask", name="vit_gmm.pth"), typed=TENSOR),
+    "a form for a family without masks": Export(
+        write=golden("naive_vit/mnist_vit.pt"),
+        typed={**TENSOR, "--image-size": "28", "--set channels": "1", "--set closed_form": "yes"},
+    ),
+    "weights of a teacher": Export(write=backbone, typed={**OF_TIMM, **FEATURES, "--set weights": "averaged"}),
+    "a setting without its size": Export(
+        write=train_py(), typed={**TENSOR, "--set interpolation": "timm"}, fill=("PIXELS", "64")
+    ),
+    "a head that is not named": Export(
+        write=linear_head, typed={**OF_TIMM, "--set head_blocks": "1"}, fill=("FILE", "head.pth")
+    ),
+    "a setting that does not exist": Export(
+        write=golden("vit_plain.pth"),
+        typed={**TENSOR, "--set head": "3"},
+        fill=("type for example", "without --set head, type"),
+    ),
+    "a setting that is no number": Export(write=golden("vit_plain.pth"), typed={**TENSOR, "--set heads": "three"}),
+    # Other families
+    "two codes with the same names": Export(write=root_mask_left_out, typed=TENSOR),
+    "no pooling": Export(write=golden("vit_pytorch/vp_deepvit.pt"), typed=TENSOR),
+    "a pooling that the file contradicts": Export(
+        write=golden("vit_pytorch/vp_vit.pt"), typed={**TENSOR, "--set heads": "4", "--set pool": "mean"}
+    ),
+    "channels that do not fit a patch": Export(
+        write=golden("vit_pytorch/vp_vit.pt"), typed={**TENSOR, "--set heads": "4", "--set channels": "2"}
+    ),
+    "no size of the images": Export(
+        write=golden("vit_pytorch/vp_simple_vit.pt"),
+        typed={**TENSOR, "--set heads": "2"},
+        fill=("--image-size N", "--image-size 32"),
+    ),
+    "a size that patches do not tile": Export(
+        write=golden("vit_pytorch/vp_simple_vit.pt"),
+        typed={**TENSOR, "--set heads": "2", "--image-size": "33"},
+        fill=("the --image-size that", "--image-size 32 that"),
+    ),
+    "neither size nor channels": Export(
+        write=golden("naive_vit/mnist_vit.pt"),
+        typed=TENSOR,
+        fill=("--image-size N and --set channels=N", "--image-size 28 and --set channels=1"),
+    ),
+    "a size that the patches of MyViT do not tile": Export(
+        write=golden("naive_vit/mnist_vit.pt"),
+        typed={**TENSOR, "--image-size": "27", "--set channels": "1"},
+        fill=("--image-size PIXELS and --set channels=C", "--image-size 28 and --set channels=1"),
+    ),
+    "channels that do not fit the positions of MyViT": Export(
+        write=saved(lambda: torch.load(GOLDEN / "naive_vit/mnist_vit.pt") | {"pos_embed": torch.randn(50, 8)}),
+        typed={**TENSOR, "--set channels": "3"},
+        fill=("channels=C", "channels=1"),
+    ),
+    "no scales of a DeepViT": Export(
+        write=golden("deepvit/deepvit_patch.pth.tar"), typed=TENSOR, fill=("=NUMBER", "=1")
+    ),
+    "neither size nor stages of an RMT": Export(
+        write=golden("rmt/rmt_2023.pth"),
+        typed=TENSOR,
+        fill=("--image-size N and --set decomposed_stages=LIST", "--image-size 64 and --set decomposed_stages=1,2,3"),
+    ),
+    "a stage that is not in the file": Export(
+        write=golden("rmt/rmt_2023.pth"),
+        typed={**TENSOR, "--image-size": "64", "--set decomposed_stages": "1,9"},
+    ),
+    "a stage twice": Export(
+        write=golden("rmt/rmt_2023.pth"),
+        typed={**TENSOR, "--image-size": "64", "--set decomposed_stages": "1,1"},
+    ),
+    "an image that is too large": Export(
+        write=golden("rmt/rmt_2023.pth"),
+        typed={**TENSOR, "--image-size": "4096", "--set decomposed_stages": "1,2,3"},
+        fill=("a smaller --image-size", "--image-size 64"),
+    ),
+    # timm
+    "no architecture": Export(
+        write=bare(),
+        typed=TENSOR,
+        fill=(
+            "with timm's name of the architecture, and --model-args with the arguments of training",
+            f"{TINY['model']} --model-args '{TYPED_ARGS}'",
+        ),
+    ),
+    "an architecture that timm does not have": Export(
+        write=train_py(), typed={**TENSOR, "--model": "vit_tiny_patch16"}, fill=("with a name of timm, such as ", "")
+    ),
+    "an architecture of a hub": Export(
+        write=train_py(), typed={**TENSOR, "--model": "hf-hub:timm/vit_tiny_patch16_224.augreg_in21k"}
+    ),
+    "a tag that timm does not have": Export(write=train_py(), typed={**TENSOR, "--model": f"{TINY['model']}.mine"}),
+    "arguments of another network": Export(
+        write=bare(),
+        typed={**OF_TIMM, "--model-args": '{"embed_dims": 24}'},
+        fill=("--model-args with", f"--model-args '{TYPED_ARGS}' with"),
+    ),
+    "arguments that do not fit the tensors": Export(
+        write=bare(),
+        typed={**OF_TIMM, "--model-args": json.dumps({**TINY_ARGS, "patch_size": 4})},
+        fill=("--model, --model-args and --image-size with", f"--model-args '{TYPED_ARGS}' with"),
+    ),
+    "more blocks than tensors": Export(
+        write=bare(),
+        typed={**OF_TIMM, "--model-args": json.dumps({**TINY_ARGS, "depth": 999})},
+        fill=("--model-args with", f"--model-args '{TYPED_ARGS}' with"),
+    ),
+    "an argument that is refused": Export(
+        write=train_py(),
+        typed={**TENSOR, "--model-args": '{"pretrained": true}'},
+        fill=("remove pretrained;", "type --model-args '{}';"),
+    ),
+    "an argument of the file that is refused": Export(
+        write=train_py(model_kwargs={**TINY_ARGS, "scriptable": True}),
+        typed=TENSOR,
+        fill=("remove scriptable; for an argument of the file, ", ""),
+    ),
+    "other heads than the arguments": Export(write=train_py(), typed={**TENSOR, "--set heads": "2"}),
+    "other classes than the tensors": Export(
+        write=train_py(),
+        typed={**TENSOR, "--model-args": '{"num_classes": 7}'},
+        fill=("leave num_classes out of --model-args", "type --model-args '{}'"),
+    ),
+    "a size that the arguments contradict": Export(write=train_py(), typed={**TENSOR, "--image-size": "64"}),
+    "a size that is no number": Export(
+        write=train_py(model_kwargs={k: v for k, v in TINY_ARGS.items() if k != "img_size"}, img_size="large"),
+        typed=TENSOR,
+        fill=("--image-size with", "--image-size 32 with"),
+    ),
+    "a size that the positions contradict": Export(
+        write=bare(),
+        typed={
+            **OF_TIMM,
+            "--model-args": json.dumps({k: v for k, v in TINY_ARGS.items() if k != "img_size"}),
+            "--image-size": "64",
+        },
+    ),
+    "a size of the arguments that the positions contradict": Export(
+        write=train_py(model_kwargs={**TINY_ARGS, "img_size": 64}), typed=TENSOR
+    ),
+    "no size of the images anywhere": Export(
+        write=bare("test_byobnet", in_chans=3),
+        typed={**TENSOR, "--model": "test_byobnet"},
+        fill=("with the size of the training images in pixels, such as ", ""),
+    ),
+    "no classifier": Export(write=backbone, typed=OF_TIMM, fill=(", add --head", "; add --head")),
+    "a form of a network without masks": Export(write=train_py(), typed={**TENSOR, "--set closed_form": "yes"}),
+    "a form of masks without a base": Export(
+        write=without(".mask.mask", name="timm/timm_vit_gmm.pth.tar"),
+        typed={**TENSOR, **GMM_OF_TIMM, "--set closed_form": "no"},
+    ),
+    "a form of masks with a base": Export(
+        write=golden("timm/timm_vit_gmm.pth.tar"), typed={**TENSOR, "--set closed_form": "yes"}
+    ),
+    "an address in config.json": Export(
+        write=timm_folder(url="https://example.com/a.pth"), typed=TENSOR, do=corrected(url=...)
+    ),
+    "a mean of one channel in config.json": Export(
+        write=timm_folder(pretrained_cfg={"input_size": [3, 32, 32], "mean": [0.5], "std": [0.5, 0.5, 0.5]}),
+        typed={},
+        do=corrected(pretrained_cfg={"input_size": [3, 32, 32], "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}),
+    ),
+    "no architecture in config.json": Export(
+        write=timm_folder(architecture=...),
+        typed=TENSOR,
+        do=given("model.safetensors"),
+        fill=(
+            "copy or download config.json again; without config.json, give the file of the weights, and type --model "
+            "and --model-args",
+            f"give the file of the weights, and type {OF_REGISTERS}",
+        ),
+    ),
+    "a network of torchvision in config.json": Export(
+        write=conv_stem_folder, typed={**TENSOR, "--model-args": STEM_ARGS}
+    ),
+    "a folder without config.json": Export(
+        write=lambda: shutil.copytree(
+            GOLDEN / "timm/timm_vit_registers", "file.pth", ignore=lambda *_: ["config.json"]
+        ),
+        typed=TENSOR,
+        do=given("model.safetensors"),
+        fill=("; if timm builds the model, also type --model and --model-args", f" and type {OF_REGISTERS}"),
+    ),
+    "a folder without weights": Export(
+        write=lambda: shutil.copytree(GOLDEN / "timm/timm_vit_registers", "file.pth", ignore=lambda *_: [WEIGHTS]),
+        typed=TENSOR,
+        do=lambda hint: shutil.copy(GOLDEN / "timm/timm_vit_registers" / WEIGHTS, "file.pth"),
+    ),
+    # Linear heads
+    "a head for another network": Export(
+        write=linear_head,
+        typed={**WITH_HEAD, "--set head_blocks": "1", "--model": "vit_base_patch16_siglip_224"},
+        fill=("--model with the architecture of the backbone", f"--model {TINY['model']}"),
+    ),
+    "a head with the mean of the patches": Export(write=head_of(72), typed={**WITH_HEAD, "--set head_blocks": "3"}),
+    "a head of a deeper network": Export(
+        write=head_of(96),
+        typed={**WITH_HEAD, "--set head_blocks": "4"},
+        do=lambda hint: linear_head(),
+        fill=("--head with the file of", "--set head_blocks=1 --head head.pth, the file of"),
+    ),
+    "fewer blocks than the head reads": Export(write=head_of(48), typed={**WITH_HEAD, "--set head_blocks": "1"}),
+    "a head of a wider network": Export(
+        write=head_of(25),
+        typed={**WITH_HEAD, "--set head_blocks": "1"},
+        do=lambda hint: linear_head(),
+        fill=("--head with the file", "--head head.pth, the file"),
+    ),
+    "a head of two layers": Export(
+        write=two_layers,
+        typed={**WITH_HEAD, "--set head_blocks": "1"},
+        do=lambda hint: torch.save(torch.nn.Linear(24, 3).state_dict(), "head.pth"),
+    ),
+    # Another size of the images
+    "the size of training again": Export(write=train_py(), typed={**TENSOR, "--resize-to": "32"}),
+    "a size that patches do not cover": Export(write=train_py(), typed={**TENSOR, "--resize-to": "36"}),
+    "a size smaller than a patch": Export(write=train_py(), typed={**TENSOR, "--resize-to": "7"}),
+    "a family that cannot be resized": Export(write=golden("vit_gmm.pth"), typed={**TENSOR, "--resize-to": "64"}),
+    "weights that were resized": Export(
+        write=weights("timm/timm_vit.pth.tar", weights="trained", resize_to=48),
+        typed={**TENSOR, "--resize-to": "64"},
+        do=lambda hint: train_py()(),
+    ),
+    "no algorithm for the positions": Export(
+        write=bare(), typed={**OF_TIMM, "--resize-to": "64"}, fill=("=CODE", "=timm")
+    ),
+    "an algorithm for squares": Export(
+        write=train_py(kwargs={**TINY_ARGS, "img_size": (32, 48)}),
+        typed={**TENSOR, "--resize-to": "64", "--set interpolation": "deit"},
+    ),
+    "a stored mask at another size": Export(
+        write=golden("timm/timm_vit_gmm.pth.tar"), typed={**TENSOR, "--resize-to": "64"}
+    ),
+    "a size that the network cannot take": Export(
+        write=golden("timm/torchvision_vit_conv_stem.pth"),
+        typed={**STEM, "--model-args": STEM_ARGS, "--resize-to": "44"},
+    ),
+    "a tensor of the size of the images": Export(
+        write=bare("levit_128", img_size=64, **LEVIT_ARGS),
+        typed={
+            **TENSOR,
+            "--model": "levit_128",
+            "--model-args": json.dumps(LEVIT_ARGS),
+            "--image-size": "64",
+            "--resize-to": "96",
+        },
+    ),
+    # torchvision
+    "an argument that torchvision's network does not have": Export(
+        write=golden("timm/torchvision_vit_conv_stem.pth"),
+        typed={**STEM, "--model-args": '{"depth": 2}'},
+        fill=(STEM_EXAMPLE, STEM_ARGS),
+    ),
+    "no heads of torchvision's network": Export(
+        write=golden("timm/torchvision_vit_conv_stem.pth"), typed=STEM, fill=(STEM_EXAMPLE, STEM_ARGS)
+    ),
+    "no strides of torchvision's network": Export(
+        write=golden("timm/torchvision_vit_conv_stem.pth"),
+        typed={**STEM, "--model-args": '{"num_heads": 4}'},
+        fill=(STEM_EXAMPLE, STEM_ARGS),
+    ),
+    # An own class
+    "a file without a class": Export(write=saved(state), typed={**MINE, "--model": "net.py"}, fill=("CLASS", "Net")),
+    "a class that is not in the file": Export(
+        write=saved(state), typed={**MINE, "--model": "net.py:Network"}, fill=("CLASS", "Net")
+    ),
+    "a file that does not exist": Export(
+        write=saved(state),
+        typed={**MINE, "--model": "nets.py:Net"},
+        fill=("--model with the path of a Python file", "--model net.py:Net"),
+    ),
+    "a file that defines no class": Export(write=with_code("width = 24"), typed=MINE, do=OWN_AGAIN),
+    "a module that is not installed": Export(
+        write=with_code(f"import layers_of_mine\n{OWN_CLASS}"), typed=MINE, do=OWN_AGAIN
+    ),
+    "a class that raises an error": Export(
+        write=with_code(OWN_CLASS.replace("super().__init__()", "raise ValueError")), typed=MINE, do=OWN_AGAIN
+    ),
+    "an argument of the class": Export(
+        write=with_code(OWN_CLASS.replace("(self)", "(self, width)").replace("24", "width")),
+        typed=MINE,
+        fill=('{"depth": 6}', '{"width": 24}'),
+    ),
+    "two outputs of the class": Export(
+        write=with_code(OWN_CLASS.replace("return ", "return x, ")), typed=MINE, do=OWN_AGAIN
+    ),
+    "logits of the whole batch": Export(
+        write=with_code(OWN_CLASS.replace("self.patch(x)", "self.patch(x - x.mean(0))")), typed=MINE, do=OWN_AGAIN
+    ),
+    "random values of the class": Export(write=with_code(RANDOM), typed=MINE, do=registered),
+    "another class than that of training": Export(
+        write=with_code(
+            f"{OWN_CLASS}\nclass Wide(Net):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.more = nn.Linear(3, 3)\n"
+        ),
+        typed={**MINE, "--model": "net.py:Wide"},
+        fill=("--model and --model-args with the class and the arguments of training", "--model net.py:Net"),
+    ),
+    "a pooling of the class": Export(write=saved(state), typed={**MINE, "--set pool": "cls"}),
+    "a preset of the class": Export(write=saved(state), typed={**MINE, "--preset": "vit"}),
+    "a layer beside a network of timm": Export(
+        write=with_code(INSIDE, checkpoint=lambda: network_of(INSIDE).state_dict()),
+        typed=OF_TIMM,
+        fill=(
+            "FILE.py:CLASS with a class that builds the network and these layers as training did, and --image-size and "
+            "--set channels",
+            "net.py:Net --image-size 32 --set channels=3",
+        ),
+    ),
+    # Weights of a bundle
+    "a bundle": Export(write=weights(folder=True), typed=TENSOR, do=given("weights.safetensors")),
+    "other heads than a bundle": Export(write=weights(), typed={**TENSOR, "--set heads": "7"}),
+    "another form than a bundle": Export(write=weights(), typed={**TENSOR, "--set closed_form": "yes"}),
+    "another size than a bundle": Export(write=weights(), typed={**TENSOR, "--image-size": "64"}),
+    "a class for a bundle of the toolkit": Export(write=weights(), typed={**TENSOR, "--model": "net.py:Net"}),
+    "a bundle of an own class": Export(write=as_bundle(f"{OWN_CLASS}# not yet allowed"), typed=TENSOR),
+    "another file than that of a bundle": Export(
+        write=as_bundle(OWN_CLASS, code=f"{OWN_CLASS}# changed"),
+        typed={**TENSOR, "--model": "net.py:Net"},
+        do=OWN_AGAIN,
+    ),
+    "another class than that of a bundle": Export(
+        write=as_bundle(OWN_CLASS), typed={**TENSOR, "--model": "net.py:Network"}
+    ),
+    "other arguments than those of a bundle": Export(
+        write=as_bundle(OWN_CLASS), typed={**TENSOR, "--model": "net.py:Net", "--model-args": '{"width": 3}'}
+    ),
+    # Model folders of transformers
+    "weights of transformers without their folder": Export(write=weights_of_folder, typed=TENSOR, do=folder_again),
+    "channels that no image has": Export(write=folder(num_channels=7), typed={}, do=corrected(num_channels=3)),
+    "other heads than config.json": Export(write=folder(), typed={"--set heads": "7"}),
+    "a task that is no classification": Export(
+        write=folder(problem_type="regression"), typed={}, do=corrected(problem_type="single_label_classification")
+    ),
+    "more layers than weights": Export(
+        write=folder(num_hidden_layers=999), typed={}, do=corrected(num_hidden_layers=2)
+    ),
+    "another kind of model than its class": Export(
+        write=folder(model_type="swin"), typed={}, do=corrected(model_type="vit")
+    ),
+    "a field of the image processor": Export(
+        write=folder(file="preprocessor_config.json", do_pad=True),
+        typed={},
+        do=corrected("preprocessor_config.json", do_pad=False),
+    ),
+    "no size in any file of the folder": Export(write=without_size, typed=TENSOR, do=corrected(image_size=32)),
+    "a pooling of a classifier": Export(write=folder(), typed={"--set pool": "cls"}),
+    "the mean of a backbone": Export(write=folder("vit_backbone"), typed={**FEATURES, "--set pool": "mean"}),
+    "the mean of a backbone without class token": Export(
+        write=folder("swin_backbone"), typed={**FEATURES, "--set pool": "mean"}
+    ),
+    "a class token that the backbone lacks": Export(
+        write=folder("swin_backbone"), typed={**FEATURES, "--set pool": "cls"}
+    ),
+    "a pooler that the weights lack": Export(
+        write=folder("vit_backbone", arguments={"add_pooling_layer": False}),
+        typed={**FEATURES, "--set pool": "pooler"},
+    ),
+    "a pooler that transformers lacks": Export(write=folder("vit_msn_backbone"), typed=FEATURES),
+    "a model of timm in transformers": Export(
+        write=timm_wrapper,
+        typed=TENSOR,
+        do=given("model.safetensors"),
+        fill=(
+            "--model with timm's name of the architecture",
+            f"--model {TINY['model']} --model-args '{TYPED_ARGS}'",
+        ),
+    ),
 }
-_OPTION = re.compile(r"(--[a-z][a-z-]*) ('[^']*'|[^\s;,]+(?:,[^\s;,]+)*)")
+_OPTION = re.compile(r"(--set \w+|--[a-z][a-z-]*)[ =]('[^']*'|[^\s;,]+(?:,[^\s;,]+)*)")
+_NAME = re.compile(r"--set \w+|--[a-z-]+")
+_LEFT_OUT = re.compile(r"(?:leave|omit|without) (--[^,;]+)")
 
 
 def following(hint: str, typed: dict[str, str]) -> dict[str, str]:
     """Return the options after the first way of a hint."""
-    way = re.split(r"; (?!also)|, or |\. ", hint.rpartition("otherwise ")[2])[0]
-    left_out = " ".join(re.findall(r"(?:leave|omit|without) (--[^,;]+)", way))
-    removed = re.findall(r"--[a-z-]+", left_out)
-    added = {option: value.strip("'") for option, value in _OPTION.findall(way.replace(left_out, ""))}
+    way = re.split(r"; (?!also)|, or | or (?=--)|\. ", hint.rpartition("otherwise ")[2])[0]
+    removed = _NAME.findall(" ".join(_LEFT_OUT.findall(way)))
+    added = {option: value.strip("'") for option, value in _OPTION.findall(_LEFT_OUT.sub("", way))}
     assert removed or added, hint
     return {option: value for option, value in typed.items() if option not in removed} | added
 
@@ -370,7 +976,11 @@ class ReadyError(Exception):
 
 
 def exported(typed: dict[str, str]) -> Any:
-    words = [word for option in typed.items() for word in option]
+    words = [
+        word
+        for option, value in typed.items()
+        for word in (("--set", f"{option[6:]}={value}") if option.startswith("--set ") else (option, value))
+    ]
     return CliRunner().invoke(app, ["export", "file.pth", "-o", "bundle", *words]).exception
 
 
@@ -383,13 +993,23 @@ def test_the_export_begins_when_the_hint_is_followed(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gmmvit_deploy.export.bundle_from_checkpoint.golden_from_model", ready)
+    Path("net.py").write_text(OWN_CLASS)
     case = EXPORTS[name]
     case.write()
     error, typed = exported(case.typed), case.typed
     assert isinstance(error, GmmvitError), error
+    assert not case.fill[0] or case.fill[0] in error.hint, error.hint
     if case.do is not None:
         case.do(error.hint)
-    else:
+    if case.do is None or case.fill[0]:
         typed = following(error.hint.replace(*case.fill) if case.fill[0] else error.hint, typed)
     after = exported(typed)
     assert isinstance(after, ReadyError), (error.hint, typed, after, getattr(after, "hint", ""))
+
+
+def test_a_model_in_training_mode_is_folded_after_eval() -> None:
+    model = load_checkpoint(GOLDEN / "vit_gmm.pth").model.train()
+    with pytest.raises(GmmvitError) as caught:
+        fold(model)
+    assert caught.value.hint == "call model.eval()"
+    assert fold(model.eval()).passes

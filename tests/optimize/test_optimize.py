@@ -91,7 +91,7 @@ def test_the_choice_is_written_beside_the_proven_files(
         candidates=(),
         versions={},
         made_at="",
-        base="",
+        base=RunnerName("onnxruntime"),
     )
     write_choice(bundle.path, other)
     choice, answer = optimized(

@@ -49,8 +49,8 @@ def with_pool(spec: HuggingFaceSpec, shapes: Shapes, hints: LoadHints) -> Huggin
     pooler = getattr(network, "pooler", None)
     learned = isinstance(pooler, nn.Module) and any(isinstance(module, nn.Linear) for module in pooler.modules())
     stored = any(".pooler." in f".{name}" for name in shapes.tensors)
+    more = ", or --set pool=pooler for pooler_output" if stored else ""
     if hints.pool is None and learned:
-        more = ", or --set pool=pooler for pooler_output" if stored else ""
         computed = "a linear layer of its own computes" if stored else "a linear layer that the weights lack computes"
         raise CheckpointError(
             f"{where}: the features of {architecture} are the class token, or transformers' pooler_output, which "
@@ -60,7 +60,7 @@ def with_pool(spec: HuggingFaceSpec, shapes: Shapes, hints: LoadHints) -> Huggin
     if hints.pool == "mean":
         raise CheckpointError(
             f"{where}: --set pool=mean is not supported for {architecture}; expected cls or pooler",
-            hint=f"{_CHOICE}, or --set pool=pooler for pooler_output",
+            hint=f"{_CHOICE}{more}" if has_class_token(network) else "leave --set pool out",
         )
     if hints.pool == "cls" and not has_class_token(network):
         raise CheckpointError(

@@ -77,9 +77,10 @@ def arguments_of(shapes: Shapes, hints: LoadHints) -> Arguments:
     if record.config:
         _refuse_addresses(shapes.source, record.config)
     stated = _stated_args(record, hints.model_args)
-    refuse_arguments(stated, where=shapes.source)
     refuse_arguments(hints.model_args, where="--model-args")
-    model_args = without_refused({**stated, **hints.model_args})
+    model_args = {**stated, **hints.model_args}
+    refuse_arguments(model_args, where=shapes.source)
+    model_args = without_refused(model_args)
     _refuse_depth(shapes, model_args)
     if hints.heads is not None:
         if model_args.get("num_heads", hints.heads) != hints.heads:

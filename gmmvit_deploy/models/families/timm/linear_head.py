@@ -45,9 +45,12 @@ class LinearHead(nn.Module):
                 hint="type --model with the architecture of the backbone, a vision transformer with a class token",
             )
         if blocks > depth:
+            # The number of features fits already, and with the mean of the patches it also fits one block less.
             raise SpecError(
                 f"--set head_blocks={blocks}: the model has {depth} blocks",
-                hint=f"type --set head_blocks with a number from 1 to {depth}",
+                hint=f"type --set head_blocks={depth} --set head_average=yes"
+                if blocks == depth + 1 and not average
+                else "type --head with the file of the linear head that was trained on this backbone",
             )
         return LinearHead(network.embed_dim, blocks=blocks, average=average, interleaved=interleaved, classes=classes)
 

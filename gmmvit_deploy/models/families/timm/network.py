@@ -157,7 +157,10 @@ def refuse_arguments(arguments: Mapping[str, Any], *, where: str) -> None:
     for name, value in arguments.items():
         if value and _refused(name):
             reason = _REFUSED.get(name, _REFUSED["pretrained"])
-            raise SpecError(f"{where}: the argument {name} is not supported: {reason}", hint=f"remove {name}")
+            raise SpecError(
+                f"{where}: the argument {name} is not supported: {reason}",
+                hint=f"remove {name}; for an argument of the file, type --model-args '{{\"{name}\": false}}'",
+            )
 
 
 def without_refused(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["resized_model"]
 
+_LEAVE_OUT = "leave --resize-to out; gmmvit then exports the model at the image size of the training"
 _POSITIONS = "pos_embed"
 _BIAS_TABLE = "relative_position_bias_table"
 
@@ -57,8 +58,8 @@ def resized_model(model: TimmModel, size: tuple[int, int], interpolation: Interp
     """
     spec = _spec_at(model.spec, size)
     _check_mask(model.spec, spec)
+    _check_patches(model.network, size, old_size=model.spec.image_shape)
     resized = _built(spec)
-    _check_patches(resized.network, size)
     resampling = _Resampling(model.network, resized.network, interpolation)
     old, new = model.state_dict(), resized.state_dict()
     if differing := sorted(old.keys() ^ new.keys()):
@@ -106,17 +107,19 @@ def _built(spec: TimmSpec) -> TimmModel:
 
     try:
         return TimmModel(spec)
-    except InputError:
+    except InputError as exc:
+        exc.hint = _LEAVE_OUT
         raise
     # The dry run of the network raises any exception if the network does not take images of this size.
     except Exception as exc:
         raise SpecError(
             f"timm model {spec.architecture} does not take images of {_words(spec.image_shape)} pixels: "
-            f"{type(exc).__name__}: {exc}"
+            f"{type(exc).__name__}: {exc}",
+            hint=_LEAVE_OUT,
         ) from exc
 
 
-def _check_patches(network: nn.Module, size: tuple[int, int]) -> None:
+def _check_patches(network: nn.Module, size: tuple[int, int], *, old_size: tuple[int, int]) -> None:
     """Check that the patches cover the whole image.
 
     Errors: InputError when pixels would be left over; timm would ignore these pixels without a message.
@@ -127,10 +130,12 @@ def _check_patches(network: nn.Module, size: tuple[int, int]) -> None:
         return
     patch = convolution.kernel_size
     if convolution.stride == patch and any(side % length for side, length in zip(size, patch, strict=True)):
-        lower = size[0] // patch[0] * patch[0]
+        step = math.lcm(*patch)
+        lower = size[0] // step * step
+        sides = [side for side in (lower, lower + step) if side and (side, side) != old_size]
         raise InputError(
             f"images of {_words(size)} pixels cannot be divided into patches of {_words(patch)} pixels",
-            hint=f"type --resize-to {lower} or {lower + patch[0]}",
+            hint=f"type --resize-to {' or '.join(map(str, sides))}",
         )
 
 
@@ -162,7 +167,7 @@ class _Resampling:
             raise InputError(
                 f"the tensor {name} has the shape {_words(tensor.shape)}, expected {_words(like.shape)} at the new "
                 "image size, and no rule resamples this tensor",
-                hint="leave --resize-to out; gmmvit then exports the model at the image size of the training",
+                hint=_LEAVE_OUT,
             )
         return result
 
