@@ -146,7 +146,7 @@ def examine_bundle(bundle: Bundle, server: ServerTensorRT | None, *, on_progress
         for precision, form in held
     ]
     parts += [
-        _part("speed", str(Path(graph_file(precision, form)).stem), partial(_speed, bundle, precision, form), fix="")
+        _part("speed", Path(graph_file(precision, form)).stem, partial(_speed, bundle, precision, form), fix="")
         for precision, form in held
         if precision != "fp32" and bool(form) == (precision == "int8") and server is None
     ]

@@ -31,7 +31,7 @@ class RunnerName:
     precision: of the computation.
     kernels: True if this project's CPU kernels compute the attentions.
     form: of an int8 graph: activations have static ranges, are quantised while the network runs (dynamic), or both
-    (mixed); "" for the form that the bundle has, and for another precision.
+    (mixed); "" for the first of static, mixed and dynamic that the bundle has, and for another precision.
     """
 
     runtime: str

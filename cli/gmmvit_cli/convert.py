@@ -204,7 +204,7 @@ def print_variants(variants: list[Variant]) -> None:
         programs += [(name, runner, _program_words(program)) for runner, program in record.programs.items()]
         times = record.speed.get("times_as_fast", {})
         speeds += [(name, runner, speed_in_words(ratios)) for runner, ratios in times.items()]
-        for layer in dict.fromkeys(mask.layer for mask in record.masks):
+        for layer in dict.fromkeys(mask.layer for mask in record.masks if not record.form):  # there, masks are float32
             heads = [mask for mask in record.masks if mask.layer == layer]
             worst = max(heads, key=lambda mask: mask.largest_change)
             masks.append(

@@ -193,7 +193,7 @@ def export(
         variants = [open_variant(bundle, name, form) for name in precisions for form in forms_in(bundle, name)]
     manifest = bundle.manifest
     if as_json:
-        records = {variant.precision: variant.record.to_json() for variant in variants if variant.record}
+        records = {variant.path.stem: variant.record.to_json() for variant in variants if variant.record}
         print_json(
             {
                 "bundle": str(out),

@@ -171,7 +171,7 @@ def record_file(precision: Precision, form: Form = "") -> str:
 
 
 def forms_in(bundle: Bundle, precision: Precision) -> tuple[Form, ...]:
-    """Return the forms of the graphs in a precision of which the bundle has a graph or a record; not of fp32."""
+    """Return the forms of the graphs in a precision of which the bundle has a graph or a record."""
     forms = ("", *CPU_FORMS) if precision == "int8" else ("",)
     names = {form: (graph_file(precision, form), record_file(precision, form)) for form in forms}
     return tuple(form for form in forms if any((bundle.path / name).exists() for name in names[form]))
@@ -186,7 +186,7 @@ def cpu_form(bundle: Bundle, precision: Precision) -> Form:
 def record_of(bundle: Bundle, precision: Precision, form: Form = "") -> VariantRecord | None:
     """Read the record of a graph; None if the bundle has none.  Errors: BundleError when it cannot be read."""
     path = bundle.path / record_file(precision, form)
-    return _read_record(path, how_to_convert(bundle, precision)) if path.is_file() else None
+    return _read_record(path, how_to_convert(bundle, precision, form)) if path.is_file() else None
 
 
 def recorded_distances(bundle: Bundle, precision: Precision, form: Form = "") -> Mapping[str, float]:
@@ -210,7 +210,7 @@ def open_variant(bundle: Bundle, precision: Precision, form: Form = "") -> Varia
         variant = Variant(precision=precision, path=path, sha256=bundle.manifest.files[path.name], record=None)
         _require_contract(bundle, variant)
         return variant
-    again = how_to_convert(bundle, precision)
+    again = how_to_convert(bundle, precision, form)
     record_path = bundle.path / record_file(precision, form)
     record = record_of(bundle, precision, form)
     if record is None or not path.is_file():
@@ -244,11 +244,14 @@ def open_variant(bundle: Bundle, precision: Precision, form: Form = "") -> Varia
     return variant
 
 
-def how_to_convert(bundle: Bundle, precision: Precision) -> str:
-    """Return the hint of an error message: the command that writes the graphs of a precision into the bundle."""
-    calibration = " --calibration IMAGES" if precision in QUANTIZED else ""
-    force = " --force" if forms_in(bundle, precision) else ""
-    return f"type gmmvit convert {bundle.path} --precision {precision}{calibration}{force}"
+def how_to_convert(bundle: Bundle, precision: Precision, form: Form = "") -> str:
+    """Return the hint of an error message: the command that writes a graph into the bundle, in place of its own."""
+    dynamic = form == "dynamic"
+    calibration = " --calibration IMAGES" if precision in QUANTIZED and not dynamic else ""
+    gate = " --keep-decisions SHARE" if form == "mixed" else ""
+    # All calibrated graphs of int8 are written at once.
+    force = " --force" if any((held == "dynamic") == dynamic for held in forms_in(bundle, precision)) else ""
+    return f"type gmmvit convert {bundle.path} --precision {precision}{calibration}{gate}{force}"
 
 
 def _read_record(path: Path, again: str) -> VariantRecord:

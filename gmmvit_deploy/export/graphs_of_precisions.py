@@ -5,7 +5,7 @@
 
 Folding computes each mask once and stores the mask as a constant. Folding for engines rewrites each attention into a
 form that TensorRT fuses to a single GPU kernel. Q/DQ are the operators QuantizeLinear and DequantizeLinear. The second
-line makes ``model.int8.cpu.onnx``: for a CPU, an attention in the form for engines can be several times the work, and a
+line makes the graphs for CPUs in int8: for a CPU, an attention in the form for engines can be several times the work, and a
 runtime converts each float16 tensor to float32 and back.
 """
 

@@ -107,7 +107,9 @@ def _compared_with_record(bundle: Bundle, graph: QuantisedGraph, record: Variant
     faults = [fault] if fault else quantized_faults(stored, expected, compensated=compensated)[:_MAX_NAMED]
     if fault and changed:
         versions = ", ".join(f"{name} {record.versions.get(name)}, not {made_from.get(name)}" for name in changed)
-        faults = [f"{fault}; {versions} made it, so {how_to_convert(bundle, record.precision)} to compare again"]
+        faults = [
+            f"{fault}; {versions} made it, so {how_to_convert(bundle, record.precision, record.form)} to compare again"
+        ]
     return Check(
         name="calibration",
         verdict="passed" if not faults else "undecided" if fault and changed else "failed",

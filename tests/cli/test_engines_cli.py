@@ -30,15 +30,15 @@ def test_export_convert_build(gmmvit: Gmmvit, calibration_images: Path, tmp_path
     made = gmmvit("export", GOLDEN / "vit_gmm.pth", "-o", bundle, *EXPORT, *precisions, "--json")
     assert made.returncode == 0, made.stderr
     answer = json.loads(made.stdout)
-    assert list(answer["precisions"]) == ["fp16", "int8"]
+    assert list(answer["precisions"]) == ["fp16", "int8", "int8-static"]
     assert answer["precisions"]["int8"]["calibration"]["images"] == 16
-    assert answer["precisions"]["int8"]["cpu"]["calibration"]["images"] == 16
+    assert answer["precisions"]["int8-static"]["calibration"]["images"] == 16
     more = gmmvit("convert", bundle, "--precision", "bf16,int8", *precisions[2:], "--force")
     assert more.returncode == 0, more.stderr
     assert "blocks.2.attention" in more.stdout
     assert re.search(r"int8 +\S+ +\S+ +16 images", more.stdout)
-    assert re.search(r"int8, for CPUs +\S+ +\S+ +16 images", more.stdout)
-    written = [str(bundle / f"model.{name}.onnx") for name in ("bf16", "int8", "int8.cpu")]
+    assert re.search(r"int8, static, for CPUs +\S+ +\S+ +16 images", more.stdout)
+    written = [str(bundle / f"graphs/{name}.onnx") for name in ("bf16", "int8-static", "int8")]
     assert more.stdout.splitlines()[-3:] == written
     build = ("build", bundle, "--compute-capability", "8.9", "--require-fused", "--require-precision")
     text = gmmvit(*build, "--mask-cost", "--batch", "1", "--batch", "2:4:8")

@@ -138,7 +138,7 @@ def test_both_differences_are_in_the_manifest(name: str, tensor_bundles: dict[st
 def test_the_file_of_a_precision_is_proven_where_a_runtime_takes_it(
     precision: str, runs: set[str], reason: str, precise_bundle: Bundle
 ) -> None:
-    record = open_variant(precise_bundle, precision, for_cpu=True).record
+    record = open_variant(precise_bundle, precision, "static" if precision == "int8" else "").record
     assert record is not None
     proven = {name for name, proof in record.programs.items() if "largest_abs" in proof}
     assert runs <= proven
@@ -246,20 +246,18 @@ def test_a_fault_of_openvino_leaves_openvino_out(raises: bool, tmp_path: Path, m
 @pytest.mark.skipif(bool(int8_saturates()), reason="int8 products saturate on this CPU")
 @pytest.mark.parametrize("wrong", ["openvino", "openvino+kernels"])
 def test_a_fault_of_one_form_of_int8_leaves_the_other(
-    wrong: str, precise_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wrong: str, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, right = OpenVinoRunner._run, next(name for name in PROVEN[1:] if name != wrong)
-    assert fastest_runner(precise_bundle) == ("openvino+kernels", "")
+    assert fastest_runner(bundle) == ("openvino+kernels", "")
 
     def faulty(self: OpenVinoRunner, batch: Any) -> Any:
         return run(self, batch) + (self.precision == "int8" and self.name == wrong)
 
     monkeypatch.setattr(OpenVinoRunner, "_run", faulty)
-    made = open_bundle(shutil.copytree(precise_bundle.path, tmp_path / "bundle"))
-    for file in made.path.glob("model.int8*"):
-        file.unlink()
+    made = open_bundle(shutil.copytree(bundle.path, tmp_path / "bundle"))
     variant_from_bundle(made, "int8")
-    programs = open_variant(made, "int8", for_cpu=True).record.programs  # type: ignore[union-attr]
+    programs = open_variant(made, "int8", "dynamic").record.programs  # type: ignore[union-attr]
     assert "the logits differ from PyTorch's" in programs[wrong]["skipped"]
     assert "largest_abs" in programs[right]
     assert fastest_runner(made, "int8")[0] == right

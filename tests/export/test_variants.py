@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.bundle.variants import open_variant
+from gmmvit_deploy.bundle.variants import open_variant, record_of
 from gmmvit_deploy.errors import BundleError, ExportError, ImageError, InputError, OutputError
 from gmmvit_deploy.export import variants as module
 from gmmvit_deploy.export.variants import variant_from_bundle, variants_from_bundle
@@ -59,12 +59,14 @@ def test_the_same_bundle_gives_the_same_bytes(copied: Bundle, precise_bundle: Bu
 
 
 @pytest.mark.nightly
-def test_the_recipe_of_a_copy_gives_the_same_int8_graphs_without_a_search(
+def test_the_recipe_of_a_record_gives_the_same_int8_graphs_without_a_search(
     copied: Bundle, precise_bundle: Bundle, calibration_images: Path
 ) -> None:
-    variants_from_bundle(copied, ("int8",), str(calibration_images), 64, like=precise_bundle)
-    for for_cpu in (True, False):
-        made, known = (open_variant(each, "int8", for_cpu=for_cpu) for each in (copied, precise_bundle))
+    variants_from_bundle(
+        copied, ("int8",), str(calibration_images), 64, like=record_of(precise_bundle, "int8", "static")
+    )
+    for form in ("static", ""):
+        made, known = (open_variant(each, "int8", form) for each in (copied, precise_bundle))
         assert made.sha256 == known.sha256
         assert made.record is not None
         assert made.record.calibration is not None
@@ -72,11 +74,11 @@ def test_the_recipe_of_a_copy_gives_the_same_int8_graphs_without_a_search(
 
 
 def test_fp32_is_the_bundle_itself(copied: Bundle) -> None:
-    before = sorted(path.name for path in copied.path.iterdir())
+    before = sorted(copied.path.rglob("*"))
     variant = variant_from_bundle(copied, "fp32")
     assert variant.path == copied.onnx_path
     assert variant.record is None
-    assert sorted(path.name for path in copied.path.iterdir()) == before
+    assert sorted(copied.path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -112,6 +114,7 @@ def test_a_precision_of_another_bundle(
     precise_bundle: Bundle, tensor_bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:
     shutil.copytree(tensor_bundles["vit_gmm"].path, tmp_path / "b")
+    (tmp_path / "b/graphs").mkdir(exist_ok=True)
     for name in ("graphs/fp16.onnx", "graphs/fp16.json"):
         shutil.copyfile(precise_bundle.path / name, tmp_path / "b" / name)
     with pytest.raises(BundleError, match="expected a graph of the bundle"):
@@ -127,20 +130,20 @@ def test_calibration_belongs_to_the_quantised_precisions(copied: Bundle, calibra
 
 @pytest.mark.nightly
 def test_logits_that_are_not_finite_are_not_written(copied: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = sorted(path.name for path in copied.path.iterdir())
+    before = sorted(copied.path.rglob("*"))
     monkeypatch.setattr(module, "emulated_outputs", lambda *_, **__: (np.full((8, 10), np.nan, np.float32),))
     with pytest.raises(ExportError, match="the logits in fp16 are not finite"):
         variant_from_bundle(copied, "fp16")
-    assert sorted(path.name for path in copied.path.iterdir()) == before
+    assert sorted(copied.path.rglob("*")) == before
 
 
 @pytest.mark.nightly
 def test_a_record_that_cannot_be_written_leaves_no_graph(copied: Bundle) -> None:
-    (copied.path / "graphs/fp16.json").mkdir()  # where the record would go
-    before = sorted(path.name for path in copied.path.iterdir())
+    (copied.path / "graphs/fp16.json").mkdir(parents=True)  # where the record would go
+    before = sorted(copied.path.rglob("*"))
     with pytest.raises(OutputError):
         variant_from_bundle(copied, "fp16")
-    assert sorted(path.name for path in copied.path.iterdir()) == before
+    assert sorted(copied.path.rglob("*")) == before
 
 
 class TestImages:

@@ -32,6 +32,7 @@ from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.reference import Reference, Sample
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runner_name import Form
 from gmmvit_deploy.runtimes.kernels import openvino_kernels
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
@@ -71,9 +72,9 @@ def planted(precise_bundle: Bundle, fault: Fault, tmp_path: Path, file: str = CP
     for tensor in proto.graph.initializer:
         tensor.CopyFrom(numpy_helper.from_array(constants[tensor.name], tensor.name))
     onnx.save(proto, path)
-    record = path.with_name(f"{file.removesuffix('.onnx').removesuffix('.cpu')}.json")
+    record = path.with_suffix(".json")
     data = json.loads(record.read_text())
-    (data["cpu"] if file == CPU else data)["onnx_sha256"] = sha256_of_file(path)
+    data["onnx_sha256"] = sha256_of_file(path)
     record.write_text(json.dumps(data))
     return open_bundle(tmp_path / "bundle")
 
@@ -175,16 +176,16 @@ def test_planted_faults_of_graphs_for_gpus_are_named(
         constants[name] = np.roll(constants[name], 1, axis=0)
 
     assert verdict(precise_bundle).verdict == "passed"
-    wrong = verdict(planted(precise_bundle, rolled, tmp_path, f"model.{precision}.onnx"))
+    wrong = verdict(planted(precise_bundle, rolled, tmp_path, f"graphs/{precision}.onnx"))
     assert wrong.verdict == "failed"
     assert "blocks.0.attention.qkv" in wrong.reasons[0]
 
 
 def test_other_nodes_of_another_version_are_undecided(precise_bundle: Bundle, tmp_path: Path) -> None:
     bundle = planted(precise_bundle, FAULTS["a norm is left out"][0], tmp_path)
-    path = bundle.path / "model.int8.json"
+    path = bundle.path / "graphs/int8-static.json"
     data = json.loads(path.read_text())
-    data["cpu"]["versions"]["torch"] = "1.0"
+    data["versions"]["torch"] = "1.0"
     path.write_text(json.dumps(data))
     check = check_calibration(bundle, QuantisedGraph(bundle, "int8", "static"), None)
     assert check.verdict == "undecided"
@@ -294,12 +295,12 @@ def test_a_server_in_int8_is_compared_with_the_quantised_graph(precise_bundle: B
     assert "gives the quantised graph's logits for 1 images of the data" in check.summary
 
 
-@pytest.mark.parametrize("for_cpu", [False, True])
+@pytest.mark.parametrize("form", ["", "static"])
 @pytest.mark.nightly
 def test_the_recorded_db_is_that_of_the_graph_that_ships(
-    for_cpu: bool, precise_bundle: Bundle, calibration_images: Path
+    form: Form, precise_bundle: Bundle, calibration_images: Path
 ) -> None:
-    variant = open_variant(precise_bundle, "int8", for_cpu=for_cpu)
+    variant = open_variant(precise_bundle, "int8", form)
     assert variant.record is not None
     assert variant.record.calibration is not None
     with np.load(calibration_images) as arrays:
@@ -311,8 +312,10 @@ def test_the_recorded_db_is_that_of_the_graph_that_ships(
 
 
 def test_the_recipe_is_recorded_with_all_that_were_tried(precise_bundle: Bundle) -> None:
-    records = json.loads((precise_bundle.path / "model.int8.json").read_text())
-    calibration = records["cpu"]["calibration"]
+    of_gpus, calibration = (
+        json.loads((precise_bundle.path / f"graphs/{name}.json").read_text())["calibration"]
+        for name in ("int8", "int8-static")
+    )
     best = calibration["recipe"]
     assert best in calibration["tried"]
     static = [tried for tried in calibration["tried"] if not tried["dynamic"]]
@@ -322,5 +325,5 @@ def test_the_recipe_is_recorded_with_all_that_were_tried(precise_bundle: Bundle)
     assert best["db"] > calibration["tried"][0]["db"] + 1
     assert calibration["judged_images"] == calibration["images"] // 4
     assert set(Recipe.__slots__) < set(best)
-    parts = [[graph["recipe"][part] for part in Recipe.__slots__] for graph in (records["calibration"], calibration)]
+    parts = [[graph["recipe"][part] for part in Recipe.__slots__] for graph in (of_gpus, calibration)]
     assert parts[0] == parts[1]

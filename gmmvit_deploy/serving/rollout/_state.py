@@ -134,7 +134,9 @@ class State:
         self._delete_bundles_except({bundle.sha256, before})
 
     def copy_of(self, bundle: Bundle) -> Bundle:
-        """Copy a bundle into the folder, unless a copy is there, and open the copy, with the runners last chosen.
+        """Copy a bundle into the folder, and open the copy.
+
+        A copy that is there gets what conversions and choices have added to the bundle since.
 
         Errors: OutputError when the copy cannot be written, BundleError when the copy is damaged.
         """
@@ -147,9 +149,13 @@ class State:
                         shutil.copyfile(file, folder / file.name)
                 if (bundle.path / GRAPHS).is_dir():
                     shutil.copytree(bundle.path / GRAPHS, folder / GRAPHS)
-        elif (bundle.path / CHOICES_FILE).is_file() and not path.samefile(bundle.path):
-            with new_file(path / CHOICES_FILE, force=True) as chosen:
-                chosen.write((bundle.path / CHOICES_FILE).read_bytes())
+        elif not path.samefile(bundle.path):
+            (path / GRAPHS).mkdir(exist_ok=True)
+            # A choice is of graphs, so it comes last.
+            for source in (*sorted((bundle.path / GRAPHS).glob("*")), bundle.path / CHOICES_FILE):
+                if source.is_file():
+                    with source.open("rb") as old, new_file(path / source.relative_to(bundle.path), force=True) as new:
+                        shutil.copyfileobj(old, new)
         return open_bundle(path)
 
     def path_of(self, sha256: str) -> Path:

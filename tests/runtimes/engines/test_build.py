@@ -134,7 +134,7 @@ def test_a_card_describes_the_engine(engine: Engine, precise_bundle: Bundle, rtx
     assert card.tensor == {"name": "pixels", "dtype": "uint8", "shape": [32, 32, 3]}
     assert [str(profile) for profile in card.profiles] == ["1:8:8"]
     assert card.flags["tf32"] is False
-    assert "--onnx=graphs/fp16.onnx" in card.trtexec
+    assert "--onnx=fp16.onnx" in card.trtexec
     assert sum(card.layers["8.9"]) == (engine.path / "layers.txt").read_text().count("\nName: ")
     assert sum(card.shares["8.9"].values()) == pytest.approx(1)
     assert card.versions["tensorrt-rtx"] == rtx.version

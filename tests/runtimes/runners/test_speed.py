@@ -19,7 +19,7 @@ from gmmvit_deploy.runtimes.runners.speed import measured_speed, speed_in_words
 def test_every_runtime_that_serves_the_precision_is_timed(
     precision: str, onnxruntime: bool, precise_bundle: Bundle
 ) -> None:
-    variant = open_variant(precise_bundle, precision, for_cpu=True)  # type: ignore[arg-type]
+    variant = open_variant(precise_bundle, precision, "static" if precision == "int8" else "")  # type: ignore[arg-type]
     speed = measured_speed(precise_bundle, variant)
     openvino = not why_no_openvino(variant.precision)
     expected = ["openvino"] * openvino + ["onnxruntime"] * onnxruntime

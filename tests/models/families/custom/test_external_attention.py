@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.bundle.variants import onnx_file, open_variant
+from gmmvit_deploy.bundle.variants import graph_file, open_variant
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
@@ -87,7 +87,7 @@ def external(tmp_path_factory: pytest.TempPathFactory) -> External:
 
 
 def graph_in(external: External, precision: Precision) -> onnx.ModelProto:
-    return onnx.load(external.bundle.path / onnx_file(precision))
+    return onnx.load(external.bundle.path / graph_file(precision))
 
 
 def weights_before_division(network: Any, images: torch.Tensor) -> torch.Tensor:

@@ -168,7 +168,7 @@ def test_bench_without_the_class_expects_the_stored_logits(own_bundle: OwnBundle
     expected = Expected(bundle, inputs)
     indices = np.array([0, 15, 19])
     assert expected.largest(indices, stored[indices]) == 0
-    assert bundle.manifest.float32_noise < expected.limit("fp32", for_cpu=True).largest < 1e-3
+    assert bundle.manifest.float32_noise < expected.limit("fp32").largest < 1e-3
     refused(
         gmmvit_here("bench", bundle.path, "--runner", "onnxruntime", "--data", "digits"),
         "PyTorch's logits of these images are not known",
