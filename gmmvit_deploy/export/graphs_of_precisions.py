@@ -5,8 +5,8 @@
 
 Folding computes each mask once and stores the mask as a constant. Folding for engines rewrites each attention into a
 form that TensorRT fuses to a single GPU kernel. Q/DQ are the operators QuantizeLinear and DequantizeLinear. The second
-line makes the graphs for CPUs in int8: for a CPU, an attention in the form for engines can be several times the work, and a
-runtime converts each float16 tensor to float32 and back.
+line makes the graphs for CPUs in int8: for a CPU, an attention in the form for engines can be several times the work,
+and a runtime converts each float16 tensor to float32 and back.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.bundle.variants import (
-    VariantRecord,
-)
+from gmmvit_deploy.bundle.variants import VariantRecord
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export._mixed import Judge
