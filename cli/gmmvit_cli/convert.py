@@ -125,7 +125,7 @@ def _calibration_words(record: VariantRecord) -> str:
     """Return the images and, in int8, what the chosen recipe gave on those of them that judged it."""
     calibration = record.calibration
     if calibration is None:
-        return "nothing; activations are quantised while running" if record.dynamic else ""
+        return "nothing; activations are quantised while running" if record.form == "dynamic" else ""
     images = f"{calibration['images']} images of {calibration['source']}"
     if copies := calibration.get("copies"):
         images += f", without {copies} copies"

@@ -35,21 +35,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runner_name import Form
 
-__all__ = [
-    "CPU_FORMS",
-    "GRAPHS",
-    "Variant",
-    "VariantRecord",
-    "cpu_form",
-    "forms_in",
-    "graph_file",
-    "how_to_convert",
-    "open_variant",
-    "record_file",
-    "record_of",
-    "recorded_distances",
-]
-
 GRAPHS = "graphs"
 """The folder of a bundle with the graphs in other precisions."""
 VARIANT_FORMAT = "gmmvit-variant/3"
@@ -103,16 +88,6 @@ class VariantRecord:
     speed: Mapping[str, Any] = field(default_factory=dict)
     form: Form = ""
 
-    @property
-    def dynamic(self) -> bool:
-        """True for the dynamic form, which is for OpenVINO on CPUs."""
-        return self.form == "dynamic"
-
-    @property
-    def only_openvino(self) -> bool:
-        """True for the dynamic form, and for a graph with some projections in this form."""
-        return self.dynamic or bool((self.calibration or {}).get("recipe", {}).get("dynamic"))
-
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
         data["masks"] = [asdict(mask) for mask in self.masks]
@@ -150,14 +125,10 @@ class Variant:
         return "" if self.record is None else self.record.form
 
     @property
-    def dynamic(self) -> bool:
-        """True if OpenVINO quantises all activations while it runs (`graphs.quantize`)."""
-        return self.form == "dynamic"
-
-    @property
     def only_openvino(self) -> bool:
         """True if OpenVINO quantises some activations while it runs. No other runtime runs such a graph."""
-        return self.record is not None and self.record.only_openvino
+        calibration = (self.record.calibration if self.record is not None else None) or {}
+        return self.form == "dynamic" or bool(calibration.get("recipe", {}).get("dynamic"))
 
 
 def graph_file(precision: Precision, form: Form = "") -> str:

@@ -28,8 +28,6 @@ from gmmvit_deploy.precision import Role
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
-__all__ = ["declare_roles", "name_nodes"]
-
 _PIXELS = "model"  # the attribute of `PixelInput` that holds the network
 _ATTENDING: tuple[Role, ...] = ("product", "softmax")
 """A node of an attention module belongs to the attention if the node has one of these roles.  Projections do not."""

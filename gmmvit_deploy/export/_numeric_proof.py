@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["DYNAMIC_BATCH_HINT", "Proven", "proven_programs", "require_batches"]
-
 DYNAMIC_BATCH_HINT = (
     "in the code of the model, compute the images of a batch together, without a loop over the images, and write "
     "x.shape[0] in place of len(x)"

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.precision import Precision
 
-__all__ = ["JUDGED_SHARE_OF_GATE", "Recipe", "quantized_by_choice", "recipe_from"]
-
 _STRENGTHS = (0.0, 0.3, 0.5, 0.7)
 _JUDGED_SHARE = 4
 JUDGED_SHARE_OF_GATE = 2

@@ -20,9 +20,9 @@ from gmmvit_deploy.bundle.artifacts import MEANINGS, Bundle, Manifest, OutputRec
 from gmmvit_deploy.bundle.golden import GoldenSet, bytes_from_golden
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
+from gmmvit_deploy.checkpoints.reading import weights_bytes
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import ExportError, InputError, OutputError
-from gmmvit_deploy.export._memory import require_memory
 from gmmvit_deploy.export._numeric_proof import Proven, proven_programs, require_batches
 from gmmvit_deploy.export.golden import golden_from_model
 from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
@@ -44,12 +44,13 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runner_name import KERNELS_SUFFIX
 from gmmvit_deploy.runtimes.programs.image_batches import require_images
-from gmmvit_deploy.runtimes.programs.memory import release_memory
+from gmmvit_deploy.runtimes.programs.memory import available_bytes, release_memory
 from gmmvit_deploy.runtimes.runners.open import proof_programs
 from gmmvit_deploy.tolerances import Noise, limit_from_stored
 
 __all__ = ["ExportOptions", "bundle_from_checkpoint"]
 
+_GIB = 2**30
 _STEPS = (
     "read the checkpoint",
     "compute the reference outputs",
@@ -98,7 +99,7 @@ def bundle_from_checkpoint(
         on_progress(Progress(_STEPS[number], number, len(_STEPS)))
 
     begin(0)
-    require_memory(checkpoint, hints.weights if hints else None)
+    _require_memory(checkpoint, hints.weights if hints else None)
     loaded = load_checkpoint(checkpoint, hints)
     trainable_parameters = loaded.trainable_parameters  # before the model is folded in place
     release_memory()
@@ -171,6 +172,22 @@ def bundle_from_checkpoint(
         (folder / artifacts.MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
         variants_from_bundle(bundle, precisions, calibration, calibration_images, on_progress=on_progress)
     return replace(bundle, path=out)
+
+
+def _require_memory(checkpoint: Path, weights: str | None) -> None:
+    """Refuse an export that does not fit into the memory: the kernel would end it in the middle.  Errors: InputError.
+
+    weights: as in `read_tensors`.
+    """
+    size, available = weights_bytes(checkpoint, weights), available_bytes()
+    needed = _GIB // 2 + 4 * size  # measured: four copies of the weights, and what every export takes
+    if available is not None and available < needed:
+        raise InputError(
+            f"{checkpoint}: an export of {size / _GIB:.2f} GiB of weights takes about {needed / _GIB:.1f} GiB of "
+            f"memory, and {available / _GIB:.1f} GiB are available",
+            hint="end other programs, raise the memory limit of the container, or export on a machine with more "
+            "memory; the bundle can be copied",
+        )
 
 
 @torch.no_grad()

@@ -13,8 +13,6 @@ from gmmvit_deploy.tolerances import signal_to_noise_db
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Gate", "kept_beside"]
-
 
 def kept_beside(accuracy: float) -> float:
     """Return the share of decisions that a network must keep beside a gate of its accuracy.

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
 
-__all__ = ["PreparedGraph", "graph_from_model", "prepared_graph", "quantised_again"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedGraph:

@@ -13,8 +13,6 @@ from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule, crops, r
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.specs import OUTPUTS, OutputName
 
-__all__ = ["ExportOptions", "Thresholds"]
-
 Thresholds = tuple[float, ...] | float | Mapping[str, float]
 """A threshold for each label in the order of the labels, the same threshold for all labels, or label → threshold."""
 

@@ -282,7 +282,7 @@ def _proven(bundle: Bundle, variant: Variant, recorded: float) -> dict[str, dict
     first, expected = next(iter(outputs.items()))
     limit = limit_from_stored(bundle.stored_noise(expected), variant.precision, recorded=recorded).largest
     proven = proven_programs(proof_programs(bundle, variant), inputs, {first: expected}, {first: limit})
-    saturates = int8_saturates() if variant.precision == "int8" and not variant.dynamic else ""
+    saturates = int8_saturates() if variant.precision == "int8" and variant.form != "dynamic" else ""
     of_the_file = graph_precision(variant.precision) == variant.precision and not saturates
     if proven.wrong and not proven.differences and of_the_file:
         reasons = "; ".join(f"runner {name}:{variant.precision}: {why}" for name, why in proven.wrong.items())

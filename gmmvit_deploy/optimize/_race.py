@@ -19,8 +19,6 @@ from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["Race"]
-
 _LONGER = 3
 """The last measurement takes so many times as long as the first look."""
 

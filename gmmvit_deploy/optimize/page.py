@@ -10,8 +10,6 @@ from gmmvit_deploy.optimize.table import head_of, left_out_rows, passed_rows, re
 from gmmvit_deploy.reports.pages import Summary, figure, rendered, written_page
 from gmmvit_deploy.reports.plotting import SERIES, figure_and_axes, svg
 
-__all__ = ["page_of", "write_page"]
-
 
 def write_page(choice: Choice, bundle: Bundle, path: Path, *, force: bool = False) -> None:
     """Write the page of a choice to ``path``.  Errors: every error of `written_page`."""

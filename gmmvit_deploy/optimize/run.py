@@ -20,8 +20,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.choices import Choice, Gate, GateKind, Goal, JudgedImages, write_choice
 from gmmvit_deploy.errors import BundleError, InputError, OutputError
 from gmmvit_deploy.images.data.images import Images
-from gmmvit_deploy.optimize._graphs import convert_missing, refuse_overlap
-from gmmvit_deploy.optimize._programs import opened_programs
+from gmmvit_deploy.optimize._programs import convert_missing, opened_programs, refuse_overlap
 from gmmvit_deploy.optimize._race import Race
 from gmmvit_deploy.parity.check import ParityOptions, check_parity
 from gmmvit_deploy.parity.inputs import ImageStream

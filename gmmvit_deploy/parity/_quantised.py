@@ -23,8 +23,6 @@ from gmmvit_deploy.runner_name import Form
 from gmmvit_deploy.runtimes.programs.emulated_precision import CountedGraph
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 
-__all__ = ["GRAPH", "QuantisedGraph", "RoundingKept", "rounding_problem"]
-
 GRAPH = "the quantised graph's logits"
 _LEAST_KEPT = 0.25
 

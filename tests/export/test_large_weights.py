@@ -13,7 +13,6 @@ from onnx import numpy_helper
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import BundleError, InputError
-from gmmvit_deploy.export import _memory
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.graphs import weights
@@ -27,6 +26,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS, GOLDEN, cifar_options
 
 pytestmark = pytest.mark.integration
+MODULE = "gmmvit_deploy.export.bundle_from_checkpoint"
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,8 @@ def test_a_server_reads_the_weights(runtime: str, large: Bundle, tmp_path: Path)
 def test_an_export_that_does_not_fit_is_refused_before_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_memory, "weights_bytes", lambda checkpoint, weights: 2 * 2**30)
-    monkeypatch.setattr(_memory, "available_bytes", lambda: 6 * 2**30)
+    monkeypatch.setattr(f"{MODULE}.weights_bytes", lambda checkpoint, weights: 2 * 2**30)
+    monkeypatch.setattr(f"{MODULE}.available_bytes", lambda: 6 * 2**30)
     with pytest.raises(InputError, match=r"2\.00 GiB of weights takes about 8\.5 GiB of memory, and 6\.0 GiB are"):
         bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", tmp_path / "bundle", cifar_options())
     assert list(tmp_path.iterdir()) == []

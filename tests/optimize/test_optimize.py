@@ -59,8 +59,7 @@ def _int8_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
         for run in programs:
             runner: Any = run.func.__self__  # type: ignore[attr-defined]
             run()
-            dynamic = runner.graph is not None and runner.graph.dynamic
-            speeds.append({"fp32": 1.0, "int8": 2.0 if dynamic else 2.5}.get(runner.precision, 0.5))
+            speeds.append({"fp32": 1.0, "int8": 2.0 if runner.form == "dynamic" else 2.5}.get(runner.precision, 0.5))
         return [[1 / speed] * 8 for speed in speeds]
 
     monkeypatch.setattr(_race, "seconds_in_turn", seconds)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.bundle.variants import Variant
 
-__all__ = ["LOGITS", "inspectable_in_onnxruntime", "stand_in"]
-
 LOGITS = "logits"
 """The key of the first output among the tensors of an inspected graph, also if the output is called features."""
 _NAMED = "{}, with the outputs of its blocks as additional outputs"

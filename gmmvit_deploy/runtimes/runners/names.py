@@ -9,8 +9,6 @@ from gmmvit_deploy.precision import Precision, precision_from
 from gmmvit_deploy.runner_name import FORMS, RunnerName
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 
-__all__ = ["DEFAULT_URLS", "IN_PROCESS", "ON_CPUS", "ON_GPUS", "RUNNERS", "runner_from"]
-
 RUNNERS = (
     "eager",
     "eager-gpu",

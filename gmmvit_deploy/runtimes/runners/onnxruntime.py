@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.variants import Variant
     from gmmvit_deploy.runtimes.runners.runner import Device
 
-__all__ = ["CUDA_OPTIONS", "OnnxRuntimeGpuRunner", "OnnxRuntimeRunner", "cuda_runner", "tensorrt_runner"]
-
 CUDA_OPTIONS = {"device_id": "0", "use_tf32": "0"}  # with TF32, a float32 graph has the accuracy of 10 bits
 _USUAL_BATCH = 8
 

@@ -81,7 +81,7 @@ def _in_openvino(graph: Variant, precision: Precision, wrong: Mapping[str, str])
 
     wrong: the result of `_wrong_runners`.
     """
-    if why := why_no_openvino(precision, dynamic=graph.dynamic):
+    if why := why_no_openvino(precision, dynamic=graph.form == "dynamic"):
         return "", why
     path = graph.path
     ours, why = kernels_for_graph(path, precision)

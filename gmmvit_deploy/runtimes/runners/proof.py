@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.models.specs import OutputName
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["output_limits", "require_right_outputs"]
-
 
 def output_limits(bundle: Bundle, precision: Precision, form: Form) -> dict[OutputName, float]:
     """Return name of an output → the largest allowed difference from the reference outputs.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.bundle.artifacts import Bundle
 
-__all__ = ["TritonRunner"]
-
 
 class TritonRunner(Runner):
     """Calls the network of a bundle on a server, as clients do."""
