@@ -246,10 +246,7 @@ def _require_contract(bundle: Bundle, variant: Variant) -> None:
 
 @lru_cache(maxsize=16)
 def _problem(path: Path, sha256: str, input_name: str, outputs: tuple[str, ...], data: str) -> str:
-    """Return the first difference of a graph from the contract of a bundle.
-
-    sha256: the hash of the graph's file: a graph is read once in a process.
-    """
+    """Return the first difference of a graph from the contract of a bundle.  A file is read once for each hash."""
     import onnx
     from google.protobuf.message import DecodeError
 

@@ -120,10 +120,9 @@ def _inferred_attentions(proto: ModelProto, answered: dict[str, AttentionScores]
 
 
 def _require_products(proto: ModelProto, *, without: set[str]) -> None:
-    """Check that each declared attention has a matrix product before and after its softmax.
+    """Check that each declared attention has a matrix product before and after its softmax, except those in `without`.
 
-    without: the names of the attentions without Q Kᵀ, which are not checked.
-    Errors: ExportError that lists the attentions without these products.
+    Errors: ExportError.
     """
     declared = declared_attentions(proto.graph)
     broken = [attention for attention in declared if not attention.known and attention.name not in without]

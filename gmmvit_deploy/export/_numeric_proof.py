@@ -87,10 +87,7 @@ def _differences(
     expected: Mapping[OutputName, NDArray[Any]],
     limits: Mapping[OutputName, float],
 ) -> dict[OutputName, float]:
-    """Return name of an output → largest absolute difference, in the largest batches and in batches of one input.
-
-    The arguments are those of `proven_programs`.
-    """
+    """Return name of an output → largest absolute difference, in the largest batches and in batches of one input."""
     # OpenVINO compiles the graph, which copies the weights, for each power of two in the size of a batch.
     sizes = (min(1 << (len(inputs) - 1).bit_length(), runner.max_batch), 1)
     largest = dict.fromkeys(expected, 0.0)

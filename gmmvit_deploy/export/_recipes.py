@@ -256,10 +256,7 @@ def recipe_from(notes: Mapping[str, Any] | None) -> Recipe | None:
 
 
 def _divided(batches: Iterable[NDArray[Any]], share: int) -> tuple[list[NDArray[Any]], NDArray[Any], NDArray[Any]]:
-    """Return (batches of images to measure, images to judge, the indices of these): one of ``share`` images is judged.
-
-    Errors: InputError when there are too few images.
-    """
+    """Return (batches of images to measure, images to judge, the indices of these): one of ``share`` is judged."""
     import numpy as np
 
     measured, judged, count = [], [], 0

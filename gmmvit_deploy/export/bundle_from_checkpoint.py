@@ -229,10 +229,7 @@ def require_outputs(loaded: LoadedCheckpoint) -> None:
 
 
 def _fitting_labels(options: ExportOptions, spec: ModelSpec) -> tuple[str, ...]:
-    """Return the labels; the class indices if nobody states labels.
-
-    Errors: InputError when the labels do not fit the network, or when a single-label network has a single class.
-    """
+    """Return the labels; the class indices if nobody states labels.  Errors: InputError when they do not fit."""
     labels = options.labels
     if spec.classes == 1 and options.agreed_task == "single-label":
         raise InputError(
@@ -252,10 +249,7 @@ def _fitting_labels(options: ExportOptions, spec: ModelSpec) -> tuple[str, ...]:
 
 
 def _image(options: ExportOptions, spec: ModelSpec) -> ImageSpec:
-    """Return the network's `ImageSpec`.  options: completed.
-
-    Errors: InputError when mean or std does not fit the channels, or when a rule ``border`` has no mean.
-    """
+    """Return the network's `ImageSpec`.  options: completed.  Errors: InputError when mean or std does not fit."""
     height, width = spec.image_shape
     return ImageSpec(
         height=height,
@@ -286,13 +280,10 @@ def _free_parameters(model: Model) -> None:
 
 
 def _proven(bundle: Bundle, loaded: LoadedCheckpoint, noises: tuple[Noise, ...]) -> tuple[dict[str, float], Proven]:
-    """Run ``model.onnx`` in ONNX Runtime and OpenVINO, and compare the outputs with the golden outputs.
+    """Run ``model.onnx`` in every runner, and compare the outputs with the golden outputs, which are PyTorch's.
 
-    The graph and the golden outputs, which are PyTorch's, are read from the files, as by every later step. Each runtime
-    runs the graph twice: with the runtime's built-in operators, as the C++ backends of a Triton server do, and with
-    this project's CPU kernels, as this project's Triton models do on CPUs. Each combination of runtime and operators is
-    called a runner. The graph is right if a runner gives the golden outputs without our kernels, which replace parts of
-    the graph; a runner with a fault of its own is left out.
+    Both are read from the files, as by every later step. The graph is right if a runner gives the golden outputs
+    without our kernels, which replace parts of the graph; a runner with a fault of its own is left out.
     noises: the float32 noise of each output.
     Returns (numbers, the runners). The numbers map ``<runner>_largest_abs`` to the largest difference of each runner,
     ``limit`` to the limit, and ``spread`` to the largest difference of an output between two golden inputs; for the

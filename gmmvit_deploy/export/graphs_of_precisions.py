@@ -195,11 +195,7 @@ def graph_from_model(
 
 
 def _judge_from(bundle: Bundle, gate: Gate, calibration: ImageBatches) -> Callable[..., Judge]:
-    """Return what makes the `Judge` of a gate for this bundle.
-
-    Errors, before the network is exported: InputError when the bundle has no decisions or no classes to judge, or when
-    the images are too few. MissingDependencyError when OpenVINO is not installed.
-    """
+    """Return what makes the `Judge` of a gate for this bundle, and refuse what cannot be judged before any work."""
     import numpy as np
 
     manifest = bundle.manifest

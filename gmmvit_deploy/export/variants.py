@@ -23,7 +23,7 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.export._numeric_proof import proven_programs
 from gmmvit_deploy.export._recipes import recipe_from
 from gmmvit_deploy.export.golden import RANDOM, fresh_inputs
-from gmmvit_deploy.export.graphs_of_precisions import prepared_graph
+from gmmvit_deploy.export.graphs_of_precisions import PreparedGraph, prepared_graph
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_file
 from gmmvit_deploy.graphs.masks import changes_of
@@ -174,22 +174,25 @@ def _written(
 ) -> list[Variant]:
     if precision == "fp32":
         return [open_variant(bundle, precision)]
+    prepare = partial(
+        prepared_graph,
+        bundle,
+        precision,
+        calibration=calibration,
+        padded=padded,
+        gate=gate,
+        on_progress=on_progress,
+    )
     with temporary_folder("convert") as folder:
-        recorded = partial(
-            _recorded,
-            bundle,
-            precision,
-            folder,
-            calibration=calibration,
-            padded=padded,
-            gate=gate,
-            on_progress=on_progress,
-        )
-        records = [recorded(form, recipe=recipe)]
-        if records[0].form != form:  # no projection had to move
-            _require_free(bundle, precision, records[0].form, force=force)
+        prepared = prepare(for_cpu=bool(form), recipe=recipe)
+        if form == "mixed" and not (prepared.calibration or {}).get("moved"):
+            form = "static"  # no projection had to move
+            _require_free(bundle, precision, form, force=force)
+        records = [_recorded(bundle, precision, form, prepared, folder, on_progress)]
         if form and calibration is not None and (force or not (bundle.path / graph_file(precision)).exists()):
-            records.append(recorded("", recipe=recipe_from(records[0].calibration)))
+            del prepared  # each holds the weights
+            of_gpus = prepare(recipe=recipe_from(records[0].calibration))
+            records.append(_recorded(bundle, precision, "", of_gpus, folder, on_progress))
         _put(bundle, records, folder, force=force)
     return [open_variant(bundle, precision, record.form) for record in records]
 
@@ -218,28 +221,12 @@ def _put(bundle: Bundle, records: Sequence[VariantRecord], folder: Path, *, forc
 def _recorded(
     bundle: Bundle,
     precision: Precision,
-    folder: Path,
     form: Form,
-    *,
-    calibration: ImageBatches | None,
-    padded: bool,
-    recipe: Recipe | None,
-    gate: Gate | None,
+    prepared: PreparedGraph,
+    folder: Path,
     on_progress: OnProgress,
 ) -> VariantRecord:
     """Write a graph to ``folder`` and measure it.  Returns the graph's record."""
-    prepared = prepared_graph(
-        bundle,
-        precision,
-        calibration=calibration,
-        padded=padded,
-        for_cpu=bool(form),
-        recipe=recipe,
-        gate=gate,
-        on_progress=on_progress,
-    )
-    if form == "mixed" and not (prepared.calibration or {}).get("moved"):
-        form = "static"
     path = folder / Path(graph_file(precision, form)).name
     write_graph(prepared.proto, path)
     hashes = [sha256_of_file(file) for file in files_of(path)]
@@ -267,10 +254,9 @@ def _recorded(
 
 
 def _proven(bundle: Bundle, variant: Variant, recorded: float) -> dict[str, dict[str, Any]]:
-    """Run the graph in every CPU runtime that supports the precision, and compare the logits with the golden logits.
+    """Run the graph in every runner on CPUs that supports the precision, and compare the logits with the golden logits.
 
-    Each runtime runs the graph twice: with the runtime's built-in operators, and with this project's CPU kernels. For
-    bf16, OpenVINO loads the float32 graph ``model.onnx`` and chooses where to round, as in a Triton server.
+    For bf16, OpenVINO loads the float32 graph ``model.onnx`` and chooses where to round, as in a Triton server.
     recorded: the largest absolute difference between the golden logits and the logits that `_measured` computed with
     every rounding of the graph; for int8 and fp8, the limit is a multiple of this difference.
     Returns name of a runner → its largest absolute difference and the limit, or the reason why the runner was left out.

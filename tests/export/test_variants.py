@@ -10,7 +10,7 @@ from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant, record_of
-from gmmvit_deploy.errors import BundleError, ExportError, ImageError, InputError, OutputError
+from gmmvit_deploy.errors import BundleError, ExportError, ImageError, InputError
 from gmmvit_deploy.export import variants as module
 from gmmvit_deploy.export.variants import variant_from_bundle, variants_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
@@ -93,7 +93,6 @@ def test_fp32_is_the_bundle_itself(copied: Bundle) -> None:
             "expected the graph graphs/fp16.onnx and its record graphs/fp16.json, got only one of them",
         ),
         (lambda b: (b.path / "graphs/fp16.json").write_text("{}"), "expected the JSON record of a graph"),
-        (lambda b: (b.path / "graphs/fp16.json").write_text("[1]"), "expected the JSON record of a graph"),
         (lambda b: (b.path / "graphs/fp16.onnx").write_bytes(b"x"), "the file was changed or damaged"),
         (
             lambda b: shutil.copyfile(b.path / "graphs/bf16.json", b.path / "graphs/fp16.json"),
@@ -133,15 +132,6 @@ def test_logits_that_are_not_finite_are_not_written(copied: Bundle, monkeypatch:
     before = sorted(copied.path.rglob("*"))
     monkeypatch.setattr(module, "emulated_outputs", lambda *_, **__: (np.full((8, 10), np.nan, np.float32),))
     with pytest.raises(ExportError, match="the logits in fp16 are not finite"):
-        variant_from_bundle(copied, "fp16")
-    assert sorted(copied.path.rglob("*")) == before
-
-
-@pytest.mark.nightly
-def test_a_record_that_cannot_be_written_leaves_no_graph(copied: Bundle) -> None:
-    (copied.path / "graphs/fp16.json").mkdir(parents=True)  # where the record would go
-    before = sorted(copied.path.rglob("*"))
-    with pytest.raises(OutputError):
         variant_from_bundle(copied, "fp16")
     assert sorted(copied.path.rglob("*")) == before
 

@@ -52,10 +52,7 @@ def _values(
     inputs: NDArray[Any],
     tensors: Sequence[str],
 ) -> dict[str, NDArray[Any]]:
-    """Run the graph and return the named tensors and the logits: name → array.
-
-    Errors: BundleError when ONNX Runtime cannot load or run the graph with the additional outputs.
-    """
+    """Run the graph and return the named tensors and the logits: name → array."""
     # ONNX Runtime has no bfloat16 operators on a CPU, so bfloat16 is emulated in float32.
     tapped = without_bfloat16(_with_outputs(proto, tensors))
     session = open_session(tapped, _NAMED.format(name))

@@ -77,10 +77,7 @@ def _wrong_runners(bundle: Bundle, graph: Variant, precision: Precision) -> dict
 
 
 def _in_openvino(graph: Variant, precision: Precision, wrong: Mapping[str, str]) -> tuple[str, str]:
-    """Return (the runner of OpenVINO, or "" if none can run the graph, why the runner or its kernels cannot run).
-
-    wrong: the result of `_wrong_runners`.
-    """
+    """Return (the runner of OpenVINO, or "" if none can run the graph, why the runner or its kernels cannot run)."""
     if why := why_no_openvino(precision, dynamic=graph.form == "dynamic"):
         return "", why
     path = graph.path
