@@ -29,6 +29,7 @@ from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.constants import MaskChange
 from gmmvit_deploy.graphs.weights import data_path
 from gmmvit_deploy.precision import QUANTIZED
+from gmmvit_deploy.runner_name import FORMS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 GRAPHS = "graphs"
 """The folder of a bundle with the graphs in other precisions."""
 VARIANT_FORMAT = "gmmvit-variant/3"
-CPU_FORMS: tuple[Form, ...] = ("static", "mixed", "dynamic")
-"""The forms of the graphs for CPUs in int8. Unless a form is named, CPUs run the first that a bundle has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,15 +142,15 @@ def record_file(precision: Precision, form: Form = "") -> str:
 
 def forms_in(bundle: Bundle, precision: Precision) -> tuple[Form, ...]:
     """Return the forms of the graphs in a precision of which the bundle has a graph or a record."""
-    forms = ("", *CPU_FORMS) if precision == "int8" else ("",)
+    forms = ("", *FORMS) if precision == "int8" else ("",)
     names = {form: (graph_file(precision, form), record_file(precision, form)) for form in forms}
     return tuple(form for form in forms if any((bundle.path / name).exists() for name in names[form]))
 
 
 def cpu_form(bundle: Bundle, precision: Precision) -> Form:
-    """Return the form of the graph that CPUs run, unless the user names one: the first of `CPU_FORMS` that there is."""
+    """Return the form of the graph that CPUs run, unless the user names one: the first of `FORMS` that there is."""
     held = forms_in(bundle, precision)
-    return "" if precision != "int8" else next((form for form in CPU_FORMS if form in held), CPU_FORMS[0])
+    return "" if precision != "int8" else next((form for form in FORMS if form in held), FORMS[0])
 
 
 def record_of(bundle: Bundle, precision: Precision, form: Form = "") -> VariantRecord | None:

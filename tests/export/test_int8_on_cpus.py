@@ -6,7 +6,6 @@ import errno
 import json
 import re
 import shutil
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 from onnx import TensorProto
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.bundle.variants import open_variant, recorded_distances
+from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.doctor import examine_bundle
 from gmmvit_deploy.errors import BundleError, OutputError
 from gmmvit_deploy.export import variants as module
@@ -26,14 +25,10 @@ from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
-from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
-from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.serving.model_configs import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.tolerances import signal_to_noise_db
-from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
-right_in_openvino = pytest.mark.skipif(bool(int8_saturates()), reason=int8_saturates())
 GPU, CPU, RECORD = "graphs/int8.onnx", "graphs/int8-static.onnx", "graphs/int8-static.json"
 
 
@@ -66,23 +61,6 @@ def test_the_graph_for_cpus_has_the_form_of_the_float32_graph(precise_bundle: Bu
     assert gpu.record is not None
     assert "separate_projections" in gpu.record.passes
     assert all(mask.largest_change == 0 for mask in cpu.record.masks)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "onnxruntime",
-        pytest.param("openvino", marks=right_in_openvino),
-        pytest.param("openvino+kernels", marks=[needs_kernel, right_in_openvino]),
-    ],
-)
-def test_runners_on_a_cpu_run_the_graph_for_cpus(name: str, precise_bundle: Bundle) -> None:
-    with closing(open_runner(name, precise_bundle, precision="int8")) as runner:
-        assert runner.graph is not None
-        assert runner.graph.path == precise_bundle.path / CPU
-        logits = runner.run(precise_bundle.golden_set().inputs)
-    recorded = recorded_distances(precise_bundle, "int8", "static")["largest_abs"]
-    assert np.abs(logits - precise_bundle.golden_set().logits).max() <= 4 * recorded
 
 
 @pytest.mark.nightly
