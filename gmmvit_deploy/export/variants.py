@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
-from gmmvit_deploy.bundle.variants import Variant, VariantRecord, graph_file, open_variant, record_file
-from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.bundle.variants import GRAPHS, Variant, VariantRecord, graph_file, open_variant, record_file
+from gmmvit_deploy.errors import ExportError, OutputError
 from gmmvit_deploy.export._numeric_proof import proven_programs
 from gmmvit_deploy.export._recipes import recipe_from
 from gmmvit_deploy.export.golden import RANDOM, fresh_inputs
@@ -204,7 +204,10 @@ def _put(bundle: Bundle, records: Sequence[VariantRecord], folder: Path, *, forc
         graph = Path(graph_file(record.precision, record.form))
         content |= {graph.parent / file.name: file for file in files_of(folder / graph.name) if file.is_file()}
         content[Path(record_file(record.precision, record.form))] = _text(record)
-    (bundle.path / graph.parent).mkdir(exist_ok=True)
+    try:
+        (bundle.path / GRAPHS).mkdir(exist_ok=True)
+    except OSError as exc:
+        raise OutputError(f"{bundle.path / GRAPHS}: cannot be written: {exc.strerror}") from exc
     with ExitStack() as closing:
         files = []
         for name, source in content.items():

@@ -16,7 +16,7 @@ import gmmvit_deploy.precision
 import gmmvit_deploy.runner_name
 from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE, Bundle
 from gmmvit_deploy.bundle.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
-from gmmvit_deploy.bundle.variants import Variant, how_to_convert
+from gmmvit_deploy.bundle.variants import how_to_convert
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.files.writing import new_folder
 from gmmvit_deploy.graphs.weights import files_of
@@ -107,10 +107,7 @@ def repository_from_bundle(
                 f"--engine needs --backend tensorrt, got --backend {options.backend}",
                 hint="remove --engine, or add --backend tensorrt",
             )
-        graph_of_runner = _graph(bundle, runner)
-        runner = replace(runner, form=graph_of_runner.form)
-        options = replace(options, runner=runner)
-        source, target = graph_of_runner.path, "model.onnx"
+        source, target = _graph(bundle, runner), "model.onnx"
         if runner.kernels:
             on_progress(Progress("find the attentions that the CPU kernels compute"))
             library = _kernels(source, runner)
@@ -158,7 +155,7 @@ _NO_PREPROCESSING = (
 )
 
 
-def _graph(bundle: Bundle, runner: RunnerName) -> Variant:
+def _graph(bundle: Bundle, runner: RunnerName) -> Path:
     graph = graph_of(bundle, runner)
     if graph.only_openvino and runner.runtime != "openvino":
         raise InputError(
@@ -166,7 +163,7 @@ def _graph(bundle: Bundle, runner: RunnerName) -> Variant:
             hint=f"type --runner openvino:{graph.precision}, or "
             f"{how_to_convert(bundle, graph.precision).removeprefix('type ')}",
         )
-    return graph
+    return graph.path
 
 
 def _plan(bundle: Bundle, engine: Engine | None, server: ServerTensorRT | None) -> Path:
