@@ -178,7 +178,7 @@ _MAX_REASONS = 8
 
 def _print(report: ParityReport, *, decided: bool) -> None:
     of_bundle = [("bundle", "", check) for check in report.checks]
-    of_runners = [(runner.runner, runner.precision, check) for runner in report.runners for check in runner.checks]
+    of_runners = [(runner.runner, runner.computes_in, check) for runner in report.runners for check in runner.checks]
     rows = [
         (
             who,

@@ -61,7 +61,7 @@ def _reasons(checks: Sequence[tuple[str, Check]]) -> Iterator[str]:
 
 
 def _name(runner: RunnerReport) -> str:
-    return f"{runner.runner} in {runner.precision}"
+    return f"{runner.runner} in {runner.computes_in}"
 
 
 def _nearest_limits(runner: RunnerReport) -> Iterator[str]:

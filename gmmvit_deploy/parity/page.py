@@ -28,7 +28,7 @@ def page_of(report: ParityReport) -> str:
     """Return the page as HTML text, which loads nothing from the network."""
     name = Path(str(report.bundle["path"])).name
     checks = [("bundle", "", check) for check in report.checks]
-    checks += [(runner.runner, runner.precision, check) for runner in report.runners for check in runner.checks]
+    checks += [(runner.runner, runner.computes_in, check) for runner in report.runners for check in runner.checks]
     return rendered(
         "parity/page.html",
         title=f"Parity of {name}: {report.bundle['model']}",
@@ -49,7 +49,7 @@ def _check(runner: str, precision: str, check: Check) -> tuple[str | VerdictWord
 
 def _runner(runner: RunnerReport) -> dict[str, Any]:
     """Return what the page shows of a runner.  A bundle without logits has no accuracy, and decides nothing."""
-    name = f"{runner.runner}, {runner.precision}"
+    name = f"{runner.runner}, {runner.computes_in}"
     checks = {check.name: check for check in runner.checks}
     accuracy, decisions = checks["accuracy"].details, checks["decisions"].details
     flips = decisions.get("flips", ())

@@ -13,6 +13,7 @@ from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
 from gmmvit_deploy.parity._verdict import Check, Verdict, overall
 from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.reports.reporting import plain
+from gmmvit_deploy.runner_name import Form
 
 __all__ = ["FORMAT", "GATES", "SCHEMA_PATH", "ParityReport", "RunnerReport", "shown_inputs"]
 
@@ -37,7 +38,8 @@ def shown_inputs(name: str) -> str:
 class RunnerReport:
     """The results of the checks of a runner.
 
-    runner: the name of the runner.  batches: the sizes of the batches in which it computed all inputs.
+    runner: the name of the runner.  form: of an int8 graph for CPUs.
+    batches: the sizes of the batches in which the runner computed all inputs.
     provenance: the identity of the program that ran, such as hashes and versions, and its settings: name → value.
     points: three arrays (N,) over all inputs, used only by the plot: the margins of the predicted classes, the largest
     errors of a logit, and True for each flipped class.
@@ -49,6 +51,12 @@ class RunnerReport:
     provenance: Mapping[str, str]
     checks: tuple[Check, ...]
     points: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+    form: Form = ""
+
+    @property
+    def computes_in(self) -> str:
+        """The precision with the form, such as ``int8-static``."""
+        return f"{self.precision}-{self.form}" if self.form else self.precision
 
     @property
     def verdict(self) -> Verdict:
