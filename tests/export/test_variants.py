@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -184,37 +185,33 @@ class TestImages:
         assert len(list(open_images(tensor_bundles["vit_gmm"], str(tmp_path / "t.npy"), limit=2))) == 1
 
     @pytest.mark.parametrize(
-        ("array", "message"),
+        ("name", "content", "message"),
         [
-            (np.zeros((3, 28, 28, 3), np.uint8), r"expected uint8 \(N, 32, 32, 3\), got uint8 \(3, 28, 28, 3\)"),
-            (np.zeros((0, 32, 32, 3), np.uint8), "it holds no image"),
-            (np.zeros((3, 32, 32, 3), np.float32), "got float32"),
-            (np.array([{}], dtype=object), "expected an .npz or .npy file of plain arrays"),
+            ("x.npz", None, "no such file"),
+            ("x.npz", b"junk", r"expected an \.npz"),
+            ("x.npz", {"a": np.zeros(1), "b": np.zeros(1)}, "expected an array called images"),
+            ("x.npz", {}, "expected an array called images, got no array"),
+            (
+                "x.npz",
+                np.zeros((3, 28, 28, 3), np.uint8),
+                r"expected uint8 \(N, 32, 32, 3\), got uint8 \(3, 28, 28, 3\)",
+            ),
+            ("x.npz", np.zeros((0, 32, 32, 3), np.uint8), "it holds no image"),
+            ("x.npz", np.zeros((3, 32, 32, 3), np.float32), "got float32"),
+            ("x.npz", np.array([{}], dtype=object), r"expected an \.npz or \.npy file of plain arrays"),
+            ("", None, "expected image files, got none; there are no other files"),
+            ("broken.png", b"\x89PNG junk", r"broken\.png"),
         ],
     )
-    def test_arrays_that_do_not_fit(self, array: np.ndarray, message: str, bundle: Bundle, tmp_path: Path) -> None:
-        np.save(tmp_path / "x.npy", array, allow_pickle=True)
-        with pytest.raises(InputError, match=message):
-            open_images(bundle, str(tmp_path / "x.npy"), limit=4)
-
-    def test_files_that_are_no_images(self, bundle: Bundle, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="no such file"):
-            open_images(bundle, str(tmp_path / "x.npz"), limit=4)
-        (tmp_path / "x.npz").write_bytes(b"junk")
-        with pytest.raises(InputError, match=r"expected an \.npz"):
-            open_images(bundle, str(tmp_path / "x.npz"), limit=4)
-        np.savez(tmp_path / "two.npz", a=np.zeros(1), b=np.zeros(1))
-        with pytest.raises(InputError, match="expected an array called images"):
-            open_images(bundle, str(tmp_path / "two.npz"), limit=4)
-        np.savez(tmp_path / "none.npz")
-        with pytest.raises(InputError, match="expected an array called images, got no array"):
-            open_images(bundle, str(tmp_path / "none.npz"), limit=4)
-        (tmp_path / "empty").mkdir()
-        with pytest.raises(InputError, match="expected image files, got none; there are no other files"):
-            open_images(bundle, str(tmp_path / "empty"), limit=4)
-        (tmp_path / "broken.png").write_bytes(b"\x89PNG junk")
-        with pytest.raises(ImageError, match=r"broken\.png"):
-            list(open_images(bundle, str(tmp_path / "broken.png"), limit=4))
+    def test_what_holds_no_usable_image(
+        self, name: str, content: Any, message: str, bundle: Bundle, tmp_path: Path
+    ) -> None:
+        if isinstance(content, bytes):
+            (tmp_path / name).write_bytes(content)
+        elif content is not None:
+            np.savez(tmp_path / name, **(content if isinstance(content, dict) else {"images": content}))
+        with pytest.raises((InputError, ImageError), match=message):
+            list(open_images(bundle, str(tmp_path / name), limit=4))
 
     def test_float_arrays_that_are_not_finite(self, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
         np.save(tmp_path / "x.npy", np.full((1, 3, 32, 32), np.inf, np.float32))
