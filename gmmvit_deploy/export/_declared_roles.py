@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
@@ -33,13 +32,8 @@ _ATTENDING: tuple[Role, ...] = ("product", "softmax")
 """A node of an attention module belongs to the attention if the node has one of these roles.  Projections do not."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """The module and the PyTorch operator that a node was exported from.
-
-    module: the dotted path of the node's module in the exported module.
-    operator: the name of the PyTorch operator without its prefix, such as ``add`` for ``aten.add``.
-    """
+class _Origin(NamedTuple):
+    """The path of the module, and the PyTorch operator (``add`` for ``aten.add``), that a node was exported from."""
 
     module: str
     operator: str
