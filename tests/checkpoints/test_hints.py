@@ -1,5 +1,5 @@
 """The hints of errors on the way from a checkpoint to a bundle, followed: what a hint says is typed, and the
-checkpoint then loads, or the export begins to compute.
+checkpoint then loads, or the export starts to compute.
 
 A command of Python and the options are taken from the hint by themselves; a case names what a hint leaves to the user,
 such as N, or does what the hint says to a file. Of several ways in a hint, a case follows the first. Hints that no case
@@ -972,7 +972,7 @@ def following(hint: str, typed: dict[str, str]) -> dict[str, str]:
 
 
 class ReadyError(Exception):
-    """The export has read all options and files, and begins to compute."""
+    """The export has read all options and files, and starts to compute."""
 
 
 def exported(typed: dict[str, str]) -> Any:
@@ -984,8 +984,9 @@ def exported(typed: dict[str, str]) -> Any:
     return CliRunner().invoke(app, ["export", "file.pth", "-o", "bundle", *words]).exception
 
 
+@pytest.mark.first(12)
 @pytest.mark.parametrize("name", EXPORTS)
-def test_the_export_begins_when_the_hint_is_followed(
+def test_the_export_starts_when_the_hint_is_followed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ready(*_: object) -> None:
