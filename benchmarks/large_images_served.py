@@ -66,7 +66,7 @@ def images_per_second(run: Any, count: int, pool: ThreadPoolExecutor, expected: 
     answers = list(pool.map(run, indices))
     seconds = time.perf_counter() - start
     if expected is not None:
-        largest, limit = expected.largest(indices, np.concatenate(answers)), expected.limit("fp32", for_cpu=True)
+        largest, limit = expected.largest(indices, np.concatenate(answers)), expected.limit("fp32")
         if not largest <= limit.largest:
             raise SystemExit(f"the logits differ by {largest:.2g}, expected at most {limit.largest:.2g}")
     return count / seconds

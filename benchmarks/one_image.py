@@ -127,7 +127,7 @@ def measured(bundle: Bundle, kind: Kind, runtime: str, folder: Path, rounds: int
                 if name in models:
                     after = timings_of(asked, models[name])
                     parts[name].append(server_parts(models[name], before, after))
-        limit = expected.limit(served.precision, for_cpu=True).largest
+        limit = expected.limit(served.precision).largest
         if not largest <= limit:
             raise SystemExit(f"{kind}: the logits differ by {largest:.2g}, expected at most {limit:.2g}")
     return {

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Literal
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.bundle.variants import FOR_CPUS, is_dynamic, onnx_file, open_variant, record_file
+from gmmvit_deploy.bundle.variants import forms_in, graph_file, open_variant
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS, OPENVINO_PRECISIONS, PRECISIONS, SPECS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runner_name import Form
 from gmmvit_deploy.runtimes.engines.builder import build_plan
 from gmmvit_deploy.runtimes.engines.card import CARD_FILE, EngineCard, open_engine, require_bundle
 from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_in, loads_on, runs_on
@@ -139,22 +140,15 @@ def examine_bundle(bundle: Bundle, server: ServerTensorRT | None, *, on_progress
     on this machine. Another check for each engine tests whether the server can load the engine.
     server: the TensorRT of the server; None skips the checks for a server.
     """
-    present = [
-        precision
-        for precision in PRECISIONS
-        if any((bundle.path / name).exists() for name in (onnx_file(precision), record_file(precision)))
-    ]
-    graphs = [(precision, for_cpu) for precision in present for for_cpu in _graphs_of(bundle, precision)]
+    held = [(precision, form) for precision in PRECISIONS for form in forms_in(bundle, precision)]
     parts = [
-        _part(
-            "graph", onnx_file(precision, for_cpu=for_cpu), partial(_graph, bundle, precision, for_cpu=for_cpu), fix=""
-        )
-        for precision, for_cpu in graphs
+        _part("graph", graph_file(precision, form), partial(_graph, bundle, precision, form), fix="")
+        for precision, form in held
     ]
     parts += [
-        _part("speed", precision, partial(_speed, bundle, precision), fix="")
-        for precision in present
-        if precision != "fp32" and server is None
+        _part("speed", Path(graph_file(precision, form)).stem, partial(_speed, bundle, precision, form), fix="")
+        for precision, form in held
+        if precision != "fp32" and bool(form) == (precision == "int8") and server is None
     ]
     folders = sorted(path.parent for path in (bundle.path / "engines").glob(f"*/{CARD_FILE}"))
     for folder in folders:
@@ -168,28 +162,18 @@ def examine_bundle(bundle: Bundle, server: ServerTensorRT | None, *, on_progress
     return checks
 
 
-def _graphs_of(bundle: Bundle, precision: Precision) -> tuple[bool, ...]:
-    """Return False for a graph for GPUs, or for all devices, and True for a graph for CPUs."""
-    if precision not in FOR_CPUS:
-        return (False,)
-    try:
-        return (True,) if is_dynamic(bundle, precision) else (False, True)
-    except GmmvitError:  # a damaged record, which the checks of both graphs report
-        return (False, True)
-
-
-def _speed(bundle: Bundle, precision: Precision) -> str:
+def _speed(bundle: Bundle, precision: Precision, form: Form) -> str:
     """Measure how fast this CPU runs a precision.  An older measurement in the record may be of another machine."""
-    speed = measured_speed(bundle, open_variant(bundle, precision, for_cpu=True))["times_as_fast"]
+    speed = measured_speed(bundle, open_variant(bundle, precision, form))["times_as_fast"]
     if not speed:
         return f"not compared with float32, because no runner computes in {precision} on this CPU"
     return "; ".join(f"{runner}: {speed_in_words(ratios)}" for runner, ratios in speed.items())
 
 
-def _graph(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> str:
-    graph = open_variant(bundle, precision, for_cpu=for_cpu)
+def _graph(bundle: Bundle, precision: Precision, form: Form) -> str:
+    graph = open_variant(bundle, precision, form)
     whole = f"complete and unchanged, SHA-256 {graph.sha256[:12]}…"
-    if precision not in ONNXRUNTIME_PRECISIONS or for_cpu:
+    if precision not in ONNXRUNTIME_PRECISIONS or form:
         return whole
     return (
         f"{whole}; the ONNX Runtime backend of Triton {OLDEST_RELEASE} or newer loads it, with --runner "

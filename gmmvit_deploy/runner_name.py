@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["FORMS", "KERNELS_SUFFIX", "Form", "RunnerName"]
 
 KERNELS_SUFFIX = "+kernels"
-Form = Literal["", "static", "dynamic", "mixed"]
+Form = Literal["", "static", "mixed", "dynamic"]
 FORMS: tuple[Form, ...] = get_args(Form)[1:]
+"""The forms of the int8 graphs for CPUs. Unless a form is named, CPUs run the first that a bundle has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class RunnerName:
     precision: of the computation.
     kernels: True if this project's CPU kernels compute the attentions.
     form: of an int8 graph: activations have static ranges, are quantised while the network runs (dynamic), or both
-    (mixed); "" for the form that the bundle has, and for another precision.
+    (mixed); "" for the first of `FORMS` that the bundle has, and for another precision.
     """
 
     runtime: str

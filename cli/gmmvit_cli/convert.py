@@ -60,7 +60,7 @@ def convert(
     force: bool = OUTPUT.flag("--force", "Replace existing graphs of these precisions."),
     as_json: AsJson = False,
 ) -> None:
-    """A bundle is the folder that gmmvit export writes. Each graph is written into the bundle as model.PRECISION.onnx.
+    """A bundle is the folder that gmmvit export writes. Each graph is written into the bundle as graphs/PRECISION.onnx.
     Printed tables compare the logits and masks of each graph with those in fp32.
     """
     require_calibration(precisions, calibration)
@@ -74,7 +74,6 @@ def convert(
     gate = Gate(keep_decisions=keep_decisions, snr_db=snr_db, accuracy=accuracy) if gates else None
     with progress("convert") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
-        from gmmvit_deploy.bundle.variants import onnx_file
         from gmmvit_deploy.runtimes.programs.image_batches import require_images
 
         opened = open_bundle(bundle)
@@ -99,8 +98,6 @@ def convert(
     print_variants(variants)
     for variant in variants:
         typer.echo(variant.path)
-        if variant.record is not None and variant.record.cpu is not None:
-            typer.echo(variant.path.with_name(onnx_file(variant.precision, for_cpu=True)))
 
 
 def _program_words(program: Mapping[str, Any]) -> str:
@@ -121,7 +118,7 @@ def _row(name: str, record: VariantRecord) -> tuple[str, str, str, str]:
 def _calibration_words(record: VariantRecord) -> str:
     calibration = record.calibration
     if calibration is None:
-        return "nothing; activations are quantised while running" if record.dynamic else ""
+        return "nothing; activations are quantised while running" if record.form == "dynamic" else ""
     images = f"{calibration['images']} images of {calibration['source']}"
     if copies := calibration.get("copies"):
         images += f", without {copies} copies"
@@ -194,20 +191,17 @@ def print_variants(variants: list[Variant]) -> None:
         if record is None:
             rows.append(("fp32", "unchanged: model.onnx", "", ""))
             continue
-        of_cpus = f"{record.precision}, for CPUs"
-        graphs = {of_cpus: record} if record.dynamic else {record.precision: record, of_cpus: record.cpu}
-        for name, graph in graphs.items():
-            if graph is not None:
-                rows.append(_row(name, graph))
-                programs += [(name, runner, _program_words(program)) for runner, program in graph.programs.items()]
-                times = graph.speed.get("times_as_fast", {})
-                speeds += [(name, runner, speed_in_words(ratios)) for runner, ratios in times.items()]
-        for layer in dict.fromkeys(mask.layer for mask in record.masks):
+        name = f"{record.precision}, {record.form}, for CPUs" if record.form else record.precision
+        rows.append(_row(name, record))
+        programs += [(name, runner, _program_words(program)) for runner, program in record.programs.items()]
+        times = record.speed.get("times_as_fast", {})
+        speeds += [(name, runner, speed_in_words(ratios)) for runner, ratios in times.items()]
+        for layer in dict.fromkeys(mask.layer for mask in record.masks if not record.form):  # there, masks are float32
             heads = [mask for mask in record.masks if mask.layer == layer]
             worst = max(heads, key=lambda mask: mask.largest_change)
             masks.append(
                 (
-                    record.precision,
+                    name,
                     layer,
                     f"{worst.largest_change:.1e} (head {worst.head})",
                     f"{max(mask.relative_change for mask in heads):.1e}",
@@ -215,7 +209,7 @@ def print_variants(variants: list[Variant]) -> None:
                     str(sum(mask.saturated for mask in heads)),
                 )
             )
-        print_gate(graphs)
+        print_gate({name: record})
     head = ("precision", "largest error of a logit", "relative to the largest logit", "calibrated on")
     print_table(head, rows)
     if programs:

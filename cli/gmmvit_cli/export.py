@@ -159,7 +159,7 @@ def export(
     require_checkpoint(checkpoint)
     collect_garbage_rarely()
     with progress("export") as on_progress:
-        from gmmvit_deploy.bundle.variants import first_variant
+        from gmmvit_deploy.bundle.variants import forms_in, open_variant
         from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
         from gmmvit_deploy.export.fastest import record_fastest
 
@@ -190,10 +190,10 @@ def export(
             on_progress=on_progress,
         )
         fastest = record_fastest(bundle, on_progress=on_progress)
-        variants = [first_variant(bundle, name) for name in precisions]
+        variants = [open_variant(bundle, name, form) for name in precisions for form in forms_in(bundle, name)]
     manifest = bundle.manifest
     if as_json:
-        records = {variant.precision: variant.record.to_json() for variant in variants if variant.record}
+        records = {variant.path.stem: variant.record.to_json() for variant in variants if variant.record}
         print_json(
             {
                 "bundle": str(out),

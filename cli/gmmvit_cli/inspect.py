@@ -198,39 +198,37 @@ def _inspect_bundle(path: Path, report: Path | None, *, as_json: bool) -> None:
         )
     from gmmvit_cli.convert import print_gate
     from gmmvit_deploy.bundle.artifacts import open_bundle
-    from gmmvit_deploy.bundle.variants import onnx_file, record_of
+    from gmmvit_deploy.bundle.variants import forms_in, graph_file, record_of
     from gmmvit_deploy.reports.reporting import described_bundle
 
     bundle = open_bundle(path)
-    records = {name: record for name in PRECISIONS if (record := record_of(bundle, name)) is not None}
+    graphs = {
+        graph_file(precision, form): record
+        for precision in PRECISIONS
+        for form in forms_in(bundle, precision)
+        if (record := record_of(bundle, precision, form)) is not None
+    }
     if as_json:
-        of_precisions = {name: record.to_json() for name, record in records.items()}
-        print_json({"bundle": described_bundle(bundle), "records": of_precisions})
+        records = {Path(file).stem: record.to_json() for file, record in graphs.items()}
+        print_json({"bundle": described_bundle(bundle), "records": records})
         return
     rows = [("bundle", f"{path}, SHA-256 {bundle.sha256}"), ("graph model.onnx", "fp32")]
-    graphs = [
-        (onnx_file(precision, for_cpu=graph is not record or record.dynamic), graph)
-        for precision, record in records.items()
-        for graph in (record, record.cpu)
-        if graph is not None
-    ]
-    for file, graph in graphs:
+    for file, graph in graphs.items():
         rows += _rows_of(bundle, file, graph)
     print_table(("", ""), rows)
-    for file, graph in graphs:
+    for file, graph in graphs.items():
         _print_tried(file, graph.calibration or {})
-    for precision, record in records.items():
-        print_gate({precision: record, f"{precision}, for CPUs": record.cpu})
+    print_gate(graphs)
 
 
 def _rows_of(bundle: Bundle, file: str, graph: VariantRecord) -> list[tuple[str, str]]:
-    from gmmvit_deploy.bundle.variants import FOR_CPUS, open_variant
+    from gmmvit_deploy.bundle.variants import open_variant
     from gmmvit_deploy.runtimes.runners.speed import speed_in_words
 
     tools = ", ".join(f"{name} {version}" for name, version in graph.versions.items())
     rows = [(f"graph {file}", f"{graph.precision}, SHA-256 {graph.onnx_sha256}, with {tools}")]
     try:
-        open_variant(bundle, graph.precision, for_cpu=graph.precision in FOR_CPUS and ".cpu." in file)
+        open_variant(bundle, graph.precision, graph.form)
     except BundleError as exc:
         rows.append(("problem", str(exc)))
     calibration = graph.calibration or {}

@@ -178,7 +178,7 @@ class _Turn:
             device=runner.device,
             scenario=self._work.scenario,
             batch=self._work.batch,
-            outputs=self._answers.check(runner.precision, runner.device),
+            outputs=self._answers.check(runner.precision, runner.form),
             rounds=[latencies for latencies, _, _ in self._runs],
             seconds=[took for _, took, _ in self._runs],
             samples=[count for *_, count in self._runs],

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.bundle.variants import recorded_errors
+from gmmvit_deploy.bundle.variants import recorded_distances
 from gmmvit_deploy.parity.inputs import golden_batch
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtimes.runners.runner import Device
+from gmmvit_deploy.runner_name import Form
 from gmmvit_deploy.tolerances import Limit, limit_from_noise, limit_from_stored
 
 _BATCH = 64
@@ -73,10 +73,10 @@ class Expected:
         """Return the largest distance of ``outputs`` (n, C) from PyTorch's float64 logits of ``indices`` (n,)."""
         return distance(outputs, self._exact[indices])
 
-    def limit(self, precision: Precision, *, for_cpu: bool) -> Limit:
-        """Return the limit of the distance in this precision.  for_cpu: True if a CPU computes the logits."""
-        recorded = recorded_errors(self._bundle, precision, for_cpu=for_cpu)
-        return self._limit(self._noise, precision, recorded=recorded["largest_abs"] if recorded else None)
+    def limit(self, precision: Precision, form: Form = "") -> Limit:
+        """Return the limit of the distance in this precision.  form: of a graph for CPUs in int8."""
+        recorded = recorded_distances(self._bundle, precision, form).get("largest_abs")
+        return self._limit(self._noise, precision, recorded=recorded)
 
 
 class Answers:
@@ -96,9 +96,9 @@ class Answers:
         ordered = np.ascontiguousarray(outputs[np.argsort(indices, kind="stable")], dtype="<f4")
         self._digest.update(hashlib.sha256(ordered.tobytes()).hexdigest().encode())
 
-    def check(self, precision: Precision, device: Device = "cpu") -> OutputCheck:
-        """Compare the largest distance with the limit of the precision.  device: where the answers were computed."""
-        limit = self._expected.limit(precision, for_cpu=device == "cpu")
+    def check(self, precision: Precision, form: Form = "") -> OutputCheck:
+        """Compare the largest distance with the limit of the precision.  form: as in `Expected.limit`."""
+        limit = self._expected.limit(precision, form)
         return OutputCheck(
             answers=self._count,
             largest=self._largest,

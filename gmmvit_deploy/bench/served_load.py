@@ -102,7 +102,7 @@ def search_rate(
         bound_ms=bound_ms,
         best=best,
         points=tuple(sorted(points, key=lambda point: point.rate)),
-        outputs=answers.check(runner.precision, runner.device),
+        outputs=answers.check(runner.precision, runner.form),
     )
 
 

@@ -318,7 +318,6 @@ def open_bundle(path: Path | str) -> Bundle:
 
 
 def _read_manifest(path: Path) -> Manifest:
-    """Read the manifest of a bundle.  Errors: BundleError as `open_bundle`."""
     manifest_path = path / MANIFEST_FILE
     if not manifest_path.is_file():
         problem = "has no manifest.json" if path.is_dir() else "is a file" if path.exists() else "does not exist"
@@ -365,10 +364,7 @@ def _check_files(bundle: Bundle) -> None:
 
 
 def _check_contract(bundle: Bundle) -> None:
-    """Check that the labels match the manifest, and that preprocessing produces the same pixels as at export.
-
-    Errors: BundleError when a check fails.
-    """
+    """Check that the labels match the manifest, and that preprocessing produces the same pixels as at export."""
     labels = tuple((bundle.path / LABELS_FILE).read_text(encoding="utf-8").splitlines())
     if labels != bundle.manifest.labels:
         raise BundleError(

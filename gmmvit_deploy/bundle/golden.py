@@ -30,8 +30,6 @@ from gmmvit_deploy.models.specs import OutputName
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["GoldenSet", "bytes_from_golden", "golden_from_bytes", "preprocessing_problem"]
-
 _ARRAYS = ("inputs", "tensors")
 _ALSO = ("features", "image_features")
 

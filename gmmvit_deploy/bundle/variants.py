@@ -1,17 +1,16 @@
 """Read the variants of a bundle, the folder that ``gmmvit export`` writes.
 
-A variant is the bundle's network in another precision. ``gmmvit convert`` adds the files of a variant to the bundle:
+A variant is the bundle's network in another precision. ``gmmvit convert`` adds its graph and its record to the bundle:
 
-    model.<precision>.onnx    the graph
-    model.<precision>.json    the record: hashes of the bundle and the graph, and the effects of the precision
-    model.int8.cpu.onnx       for ``int8`` only: the graph for CPUs
-    GRAPH.data                the weights of a graph with weights of `graphs.weights.EXTERNAL_FROM_BYTES` or more
+    graphs/<precision>.onnx         the graph; for int8, the graph for GPUs
+    graphs/int8-<form>.onnx         a graph for CPUs in int8: ``static``, ``mixed`` or ``dynamic``
+    graphs/<the same name>.json     the record: hashes of the bundle and the graph, and the effects of the precision
+    GRAPH.data                      the weights of a graph with weights of `graphs.weights.EXTERNAL_FROM_BYTES` or more
 
-In int8, ``model.int8.onnx`` is the graph for GPUs: in fp16 outside the projections, with attention in the form that
-TensorRT fuses. The graph for CPUs has the form of ``model.onnx``, with int8 projections and float32 in all other
-operators, because CPUs compute slowly in fp16 and have other fused kernels. One file, ``model.int8.json``, holds the
-records of both graphs. Both are calibrated with the same images. Without calibration images, there is only the graph
-for CPUs, in the dynamic form (`graphs.quantize`), and ``model.int8.json`` is its record.
+The graph for GPUs in int8 is in fp16 outside the projections, with attention in the form that TensorRT fuses. A graph
+for CPUs has the form of ``model.onnx``, with int8 projections and float32 in all other operators, because CPUs compute
+slowly in fp16 and have other fused kernels. Its form says how activations are quantised (`RunnerName`); the static and
+the mixed form are calibrated with images, as the graph for GPUs. A bundle can have a graph of each form.
 
 The other files of the bundle do not change. For ``fp32``, the graph is ``model.onnx``, which has no record.
 """
@@ -30,37 +29,23 @@ from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.constants import MaskChange
 from gmmvit_deploy.graphs.weights import data_path
 from gmmvit_deploy.precision import QUANTIZED
+from gmmvit_deploy.runner_name import FORMS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runner_name import Form
 
-__all__ = [
-    "FOR_CPUS",
-    "Variant",
-    "VariantRecord",
-    "first_variant",
-    "how_to_convert",
-    "is_dynamic",
-    "onnx_file",
-    "onnx_files",
-    "open_variant",
-    "record_file",
-    "record_of",
-    "recorded_distances",
-    "recorded_errors",
-]
-
-VARIANT_FORMAT = "gmmvit-variant/2"
-FOR_CPUS: tuple[Precision, ...] = ("int8",)
-"""The precisions that have a graph for CPUs beside the graph for GPUs."""
+GRAPHS = "graphs"
+"""The folder of a bundle with the graphs in other precisions."""
+VARIANT_FORMAT = "gmmvit-variant/3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantRecord:
-    """Content of ``model.<precision>.json``.
+    """Content of the record of a graph.
 
+    form: of a graph for CPUs in int8; "" for another graph.
     bundle_sha256, onnx_sha256: the SHA-256 of the bundle, and of the graph's file.
     data_sha256: the SHA-256 of the file of the graph's weights; empty if the graph's file holds the weights.
     passes: name of a folding pass that changed the model → number of modules or parameters that the pass changed.
@@ -83,7 +68,6 @@ class VariantRecord:
     or exceeds the limit.
     speed: how many times as fast as float32 the CPU of the conversion ran the graph (`runners.speed.measured_speed`);
     empty if this was not measured.
-    cpu: the record of the graph for CPUs, if the precision has one beside the graph for GPUs.
     """
 
     precision: Precision
@@ -99,31 +83,11 @@ class VariantRecord:
     programs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     data_sha256: str = ""
     speed: Mapping[str, Any] = field(default_factory=dict)
-    cpu: VariantRecord | None = None
-
-    @property
-    def dynamic(self) -> bool:
-        """True for the dynamic form, which is for OpenVINO on CPUs."""
-        return self.form == "dynamic"
-
-    @property
-    def form(self) -> Form:
-        """The form of a quantised graph; "" for another graph."""
-        if self.precision not in QUANTIZED:
-            return ""
-        if self.calibration is None:
-            return "dynamic"
-        return "mixed" if self.calibration.get("moved") else "static"
-
-    @property
-    def only_openvino(self) -> bool:
-        """True for the dynamic form, and for a graph with some projections in this form."""
-        return self.dynamic or bool((self.calibration or {}).get("recipe", {}).get("dynamic"))
+    form: Form = ""
 
     def to_json(self) -> dict[str, Any]:
         data = {name: getattr(self, name) for name in self.__slots__}
         data["masks"] = [asdict(mask) for mask in self.masks]
-        data["cpu"] = None if self.cpu is None else self.cpu.to_json()
         return {"format": VARIANT_FORMAT, **data}
 
     @classmethod
@@ -136,7 +100,6 @@ class VariantRecord:
             raise ValueError(f"expected the format {VARIANT_FORMAT!r}, got {data['format']!r}")
         fields = {name: value for name, value in data.items() if name != "format"}
         fields["masks"] = tuple(MaskChange(**mask) for mask in fields["masks"])
-        fields["cpu"] = None if fields["cpu"] is None else cls.from_json(fields["cpu"])
         return cls(**fields)
 
 
@@ -145,100 +108,90 @@ class Variant:
     """The graph of a bundle in a given precision.
 
     path, sha256: the file of the graph, and the SHA-256 of this file.  record: the record of the graph; None for fp32.
-    for_cpu: True for the graph for CPUs of a precision that can also have a graph for GPUs.
     """
 
     precision: Precision
     path: Path
     sha256: str
     record: VariantRecord | None
-    for_cpu: bool = False
 
     @property
-    def dynamic(self) -> bool:
-        """True if OpenVINO quantises all activations while it runs (`graphs.quantize`)."""
-        return self.record is not None and self.record.dynamic
+    def form(self) -> Form:
+        """The form of a graph for CPUs in int8; "" for another graph."""
+        return "" if self.record is None else self.record.form
 
     @property
     def only_openvino(self) -> bool:
         """True if OpenVINO quantises some activations while it runs. No other runtime runs such a graph."""
-        return self.record is not None and self.record.only_openvino
+        calibration = (self.record.calibration if self.record is not None else None) or {}
+        return self.form == "dynamic" or bool(calibration.get("recipe", {}).get("dynamic"))
 
 
-def onnx_file(precision: Precision, *, for_cpu: bool = False) -> str:
-    """Return the name of a graph's file.  for_cpu: True for the graph that CPUs run."""
-    if precision == "fp32":
-        return "model.onnx"
-    return f"model.{precision}.cpu.onnx" if for_cpu and precision in FOR_CPUS else f"model.{precision}.onnx"
+def graph_file(precision: Precision, form: Form = "") -> str:
+    """Return the name of a graph's file in the bundle.  form: of a graph for CPUs in int8."""
+    return "model.onnx" if precision == "fp32" else f"{GRAPHS}/{precision}{f'-{form}' if form else ''}.onnx"
 
 
-def onnx_files(precision: Precision) -> tuple[str, ...]:
-    """Return the names of the files of all graphs in a precision: for GPUs, then for CPUs if that file differs."""
-    return tuple(dict.fromkeys(onnx_file(precision, for_cpu=for_cpu) for for_cpu in (False, True)))
+def record_file(precision: Precision, form: Form = "") -> str:
+    """Return the name of the record of a graph.  form: as in `graph_file`."""
+    return graph_file(precision, form).removesuffix(".onnx") + ".json"
 
 
-def record_file(precision: Precision) -> str:
-    return f"model.{precision}.json"
+def forms_in(bundle: Bundle, precision: Precision) -> tuple[Form, ...]:
+    """Return the forms of the graphs in a precision of which the bundle has a graph or a record."""
+    forms = ("", *FORMS) if precision == "int8" else ("",)
+    names = {form: (graph_file(precision, form), record_file(precision, form)) for form in forms}
+    return tuple(form for form in forms if any((bundle.path / name).exists() for name in names[form]))
 
 
-def record_of(bundle: Bundle, precision: Precision) -> VariantRecord | None:
-    """Read the record of a precision; None if the bundle has none.  Errors: BundleError when it cannot be read."""
-    path = bundle.path / record_file(precision)
-    return _read_record(path, how_to_convert(bundle, precision)) if path.is_file() else None
+def cpu_form(bundle: Bundle, precision: Precision) -> Form:
+    """Return the form of the graph that CPUs run, unless the user names one: the first of `FORMS` that there is."""
+    held = forms_in(bundle, precision)
+    return "" if precision != "int8" else next((form for form in FORMS if form in held), FORMS[0])
 
 
-def recorded_errors(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> Mapping[str, float] | None:
-    """Return ``golden`` of the record of the quantised graph; None for a precision without quantisation.
+def record_of(bundle: Bundle, precision: Precision, form: Form = "") -> VariantRecord | None:
+    """Read the record of a graph; None if the bundle has none.  Errors: BundleError when it cannot be read."""
+    path = bundle.path / record_file(precision, form)
+    return _read_record(path, how_to_convert(bundle, precision, form)) if path.is_file() else None
 
-    for_cpu: True for the graph that CPUs run.  Errors: as `open_variant`.
+
+def recorded_distances(bundle: Bundle, precision: Precision, form: Form = "") -> Mapping[str, float]:
+    """Return ``golden`` of the record of a graph, without a look at the graph; empty without a record.
+
+    Errors: BundleError when the record cannot be read.
     """
-    if precision not in QUANTIZED:
-        return None
-    record = open_variant(bundle, precision, for_cpu=for_cpu).record
-    return record.golden if record is not None else None
+    record = record_of(bundle, precision, form)
+    return {} if record is None else record.golden
 
 
-def recorded_distances(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> Mapping[str, float]:
-    """Return ``golden`` of the record of a precision, without a look at the graph; empty without a record.
-
-    for_cpu: True for the graph that CPUs run.  Errors: BundleError when the record cannot be read.
-    """
-    record = record_of(bundle, precision)
-    if record is None:
-        return {}
-    return (record.cpu if for_cpu and record.cpu is not None else record).golden
-
-
-def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False) -> Variant:
+def open_variant(bundle: Bundle, precision: Precision, form: Form = "") -> Variant:
     """Open the graph of a bundle in ``precision``.
 
-    for_cpu: True for the graph that CPUs run; without effect for a precision with a single graph.
+    form: of a graph for CPUs in int8.
     Errors: BundleError when the graph or its record does not exist, cannot be read or was changed, when the variant
-    was made from another bundle, when int8 without calibration images has no graph for GPUs, or when the graph breaks
-    the contract of a bundle (`graphs.contract`).
+    was made from another bundle, or when the graph breaks the contract of a bundle (`graphs.contract`).
     """
-    path = bundle.path / onnx_file(precision)
+    path = bundle.path / graph_file(precision, form)
     if precision == "fp32":
         variant = Variant(precision=precision, path=path, sha256=bundle.manifest.files[path.name], record=None)
         _require_contract(bundle, variant)
         return variant
-    again = how_to_convert(bundle, precision)
-    record_path = bundle.path / record_file(precision)
-    record = record_of(bundle, precision)
-    dynamic = record is not None and record.dynamic
-    if dynamic and not for_cpu:
-        raise BundleError(
-            f"{bundle.path}: {precision} was converted without calibration images, which gives a graph for OpenVINO on "
-            "CPUs only; TensorRT and ONNX Runtime need ranges from images",
-            hint=again,
-        )
-    of_cpu = (record if dynamic else record.cpu) if record is not None and for_cpu else None
-    if of_cpu is not None:
-        record, path = of_cpu, bundle.path / onnx_file(precision, for_cpu=True)
+    again = how_to_convert(bundle, precision, form)
+    record_path = bundle.path / record_file(precision, form)
+    record = record_of(bundle, precision, form)
     if record is None or not path.is_file():
+        if not form and forms_in(bundle, precision) == ("dynamic",):
+            raise BundleError(
+                f"{bundle.path}: {precision} was converted without calibration images, which gives a graph for "
+                "OpenVINO on CPUs only; TensorRT and ONNX Runtime need ranges from images",
+                hint=again,
+            )
         got = "only one of them" if path.is_file() or record is not None else "neither"
         raise BundleError(
-            f"{bundle.path}: expected the graph {path.name} and its record {record_path.name}, got {got}", hint=again
+            f"{bundle.path}: expected the graph {graph_file(precision, form)} and its record "
+            f"{record_file(precision, form)}, got {got}",
+            hint=again,
         )
     if record.bundle_sha256 != bundle.sha256:
         raise BundleError(
@@ -249,34 +202,23 @@ def open_variant(bundle: Bundle, precision: Precision, *, for_cpu: bool = False)
     digest = sha256_of_file(path)
     data = data_path(path)
     damaged = bool(record.data_sha256) and (not data.is_file() or sha256_of_file(data) != record.data_sha256)
-    if digest != record.onnx_sha256 or damaged or record.precision != precision:
+    if digest != record.onnx_sha256 or damaged or (record.precision, record.form) != (precision, form):
         raise BundleError(
             f"{path}: the file was changed or damaged: expected the file that {record_path.name} describes", hint=again
         )
-    variant = Variant(precision=precision, path=path, sha256=digest, record=record, for_cpu=of_cpu is not None)
+    variant = Variant(precision=precision, path=path, sha256=digest, record=record)
     _require_contract(bundle, variant)
     return variant
 
 
-def is_dynamic(bundle: Bundle, precision: Precision) -> bool:
-    """Return whether the record of a precision describes the dynamic form, a single graph for CPUs.
-
-    Errors: BundleError when the record cannot be read.
-    """
-    record = record_of(bundle, precision)
-    return record is not None and record.dynamic
-
-
-def first_variant(bundle: Bundle, precision: Precision) -> Variant:
-    """Open the graph for GPUs, or in the dynamic form the graph for CPUs.  Errors: as `open_variant`."""
-    return open_variant(bundle, precision, for_cpu=is_dynamic(bundle, precision))
-
-
-def how_to_convert(bundle: Bundle, precision: Precision) -> str:
-    """Return the hint of an error message: the command that writes the graphs of a precision into the bundle."""
-    calibration = " --calibration IMAGES" if precision in QUANTIZED else ""
-    force = " --force" if any((bundle.path / name).exists() for name in onnx_files(precision)) else ""
-    return f"type gmmvit convert {bundle.path} --precision {precision}{calibration}{force}"
+def how_to_convert(bundle: Bundle, precision: Precision, form: Form = "") -> str:
+    """Return the hint of an error message: the command that writes a graph into the bundle, in place of its own."""
+    dynamic = form == "dynamic"
+    calibration = " --calibration IMAGES" if precision in QUANTIZED and not dynamic else ""
+    gate = " --keep-decisions SHARE" if form == "mixed" else ""
+    # All calibrated graphs of int8 are written at once.
+    force = " --force" if any((held == "dynamic") == dynamic for held in forms_in(bundle, precision)) else ""
+    return f"type gmmvit convert {bundle.path} --precision {precision}{calibration}{gate}{force}"
 
 
 def _read_record(path: Path, again: str) -> VariantRecord:
@@ -300,10 +242,7 @@ def _require_contract(bundle: Bundle, variant: Variant) -> None:
 
 @lru_cache(maxsize=16)
 def _problem(path: Path, sha256: str, input_name: str, outputs: tuple[str, ...], data: str) -> str:
-    """Return the first difference of a graph from the contract of a bundle.
-
-    sha256: the hash of the graph's file: a graph is read once in a process.
-    """
+    """Return the first difference of a graph from the contract of a bundle.  A file is read once for each hash."""
     import onnx
     from google.protobuf.message import DecodeError
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
@@ -28,20 +27,13 @@ from gmmvit_deploy.precision import Role
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
-__all__ = ["declare_roles", "name_nodes"]
-
 _PIXELS = "model"  # the attribute of `PixelInput` that holds the network
 _ATTENDING: tuple[Role, ...] = ("product", "softmax")
 """A node of an attention module belongs to the attention if the node has one of these roles.  Projections do not."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """The module and the PyTorch operator that a node was exported from.
-
-    module: the dotted path of the node's module in the exported module.
-    operator: the name of the PyTorch operator without its prefix, such as ``add`` for ``aten.add``.
-    """
+class _Origin(NamedTuple):
+    """The path of the module, and the PyTorch operator (``add`` for ``aten.add``), that a node was exported from."""
 
     module: str
     operator: str
@@ -122,10 +114,9 @@ def _inferred_attentions(proto: ModelProto, answered: dict[str, AttentionScores]
 
 
 def _require_products(proto: ModelProto, *, without: set[str]) -> None:
-    """Check that each declared attention has a matrix product before and after its softmax.
+    """Check that each declared attention has a matrix product before and after its softmax, except those in `without`.
 
-    without: the names of the attentions without Q Kᵀ, which are not checked.
-    Errors: ExportError that lists the attentions without these products.
+    Errors: ExportError.
     """
     declared = declared_attentions(proto.graph)
     broken = [attention for attention in declared if not attention.known and attention.name not in without]

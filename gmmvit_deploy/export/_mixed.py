@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.bundle.gates import Gate
 
-__all__ = ["Judge", "Moved", "moved_projections"]
-
 _MOST_MEASURED = 16
 """The most images on which the error of a projection is measured: a mean over their logits has little noise."""
 _TIMED = 8

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["DYNAMIC_BATCH_HINT", "Proven", "proven_programs", "require_batches"]
-
 DYNAMIC_BATCH_HINT = (
     "in the code of the model, compute the images of a batch together, without a loop over the images, and write "
     "x.shape[0] in place of len(x)"
@@ -89,10 +87,7 @@ def _differences(
     expected: Mapping[OutputName, NDArray[Any]],
     limits: Mapping[OutputName, float],
 ) -> dict[OutputName, float]:
-    """Return name of an output → largest absolute difference, in the largest batches and in batches of one input.
-
-    The arguments are those of `proven_programs`.
-    """
+    """Return name of an output → largest absolute difference, in the largest batches and in batches of one input."""
     # OpenVINO compiles the graph, which copies the weights, for each power of two in the size of a batch.
     sizes = (min(1 << (len(inputs) - 1).bit_length(), runner.max_batch), 1)
     largest = dict.fromkeys(expected, 0.0)

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.precision import Precision
 
-__all__ = ["JUDGED_SHARE_OF_GATE", "Recipe", "quantized_by_choice", "recipe_from"]
-
 _STRENGTHS = (0.0, 0.3, 0.5, 0.7)
 _JUDGED_SHARE = 4
 JUDGED_SHARE_OF_GATE = 2
@@ -258,10 +256,7 @@ def recipe_from(notes: Mapping[str, Any] | None) -> Recipe | None:
 
 
 def _divided(batches: Iterable[NDArray[Any]], share: int) -> tuple[list[NDArray[Any]], NDArray[Any], NDArray[Any]]:
-    """Return (batches of images to measure, images to judge, the indices of these): one of ``share`` images is judged.
-
-    Errors: InputError when there are too few images.
-    """
+    """Return (batches of images to measure, images to judge, the indices of these): one of ``share`` is judged."""
     import numpy as np
 
     measured, judged, count = [], [], 0

@@ -20,9 +20,9 @@ from gmmvit_deploy.bundle.artifacts import MEANINGS, Bundle, Manifest, OutputRec
 from gmmvit_deploy.bundle.golden import GoldenSet, bytes_from_golden
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
+from gmmvit_deploy.checkpoints.reading import weights_bytes
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import ExportError, InputError, OutputError
-from gmmvit_deploy.export._memory import require_memory
 from gmmvit_deploy.export._numeric_proof import Proven, proven_programs, require_batches
 from gmmvit_deploy.export.golden import golden_from_model
 from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
@@ -43,12 +43,13 @@ from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runner_name import KERNELS_SUFFIX
 from gmmvit_deploy.runtimes.programs.image_batches import require_images
-from gmmvit_deploy.runtimes.programs.memory import release_memory
+from gmmvit_deploy.runtimes.programs.memory import available_bytes, release_memory
 from gmmvit_deploy.runtimes.runners.open import proof_programs
 from gmmvit_deploy.tolerances import Noise, limit_from_stored
 
 __all__ = ["ExportOptions", "bundle_from_checkpoint"]
 
+_GIB = 2**30
 _STEPS = (
     "read the checkpoint",
     "compute the reference outputs",
@@ -97,7 +98,7 @@ def bundle_from_checkpoint(
         on_progress(Progress(_STEPS[number], number, len(_STEPS)))
 
     begin(0)
-    require_memory(checkpoint, hints.weights if hints else None)
+    _require_memory(checkpoint, hints.weights if hints else None)
     loaded = load_checkpoint(checkpoint, hints)
     trainable_parameters = loaded.trainable_parameters  # before the model is folded in place
     release_memory()
@@ -171,6 +172,22 @@ def bundle_from_checkpoint(
     return replace(bundle, path=out)
 
 
+def _require_memory(checkpoint: Path, weights: str | None) -> None:
+    """Refuse an export that does not fit into the memory: the kernel would end it in the middle.  Errors: InputError.
+
+    weights: as in `read_tensors`.
+    """
+    size, available = weights_bytes(checkpoint, weights), available_bytes()
+    needed = _GIB // 2 + 4 * size  # measured: four copies of the weights, and what every export takes
+    if available is not None and available < needed:
+        raise InputError(
+            f"{checkpoint}: an export of {size / _GIB:.2f} GiB of weights takes about {needed / _GIB:.1f} GiB of "
+            f"memory, and {available / _GIB:.1f} GiB are available",
+            hint="end other programs, raise the memory limit of the container, or export on a machine with more "
+            "memory; the bundle can be copied",
+        )
+
+
 @torch.no_grad()
 def require_outputs(loaded: LoadedCheckpoint) -> None:
     """Check that the model computes its outputs for an image.
@@ -210,10 +227,7 @@ def require_outputs(loaded: LoadedCheckpoint) -> None:
 
 
 def _fitting_labels(options: ExportOptions, spec: ModelSpec) -> tuple[str, ...]:
-    """Return the labels; the class indices if nobody states labels.
-
-    Errors: InputError when the labels do not fit the network, or when a single-label network has a single class.
-    """
+    """Return the labels; the class indices if nobody states labels.  Errors: InputError when they do not fit."""
     labels = options.labels
     if spec.classes == 1 and options.agreed_task == "single-label":
         raise InputError(
@@ -233,10 +247,7 @@ def _fitting_labels(options: ExportOptions, spec: ModelSpec) -> tuple[str, ...]:
 
 
 def _image(options: ExportOptions, spec: ModelSpec) -> ImageSpec:
-    """Return the network's `ImageSpec`.  options: completed.
-
-    Errors: InputError when mean or std does not fit the channels, or when a rule ``border`` has no mean.
-    """
+    """Return the network's `ImageSpec`.  options: completed.  Errors: InputError when mean or std does not fit."""
     height, width = spec.image_shape
     return ImageSpec(
         height=height,
@@ -267,13 +278,10 @@ def _free_parameters(model: Model) -> None:
 
 
 def _proven(bundle: Bundle, loaded: LoadedCheckpoint, noises: tuple[Noise, ...]) -> tuple[dict[str, float], Proven]:
-    """Run ``model.onnx`` in ONNX Runtime and OpenVINO, and compare the outputs with the golden outputs.
+    """Run ``model.onnx`` in every runner, and compare the outputs with the golden outputs, which are PyTorch's.
 
-    The graph and the golden outputs, which are PyTorch's, are read from the files, as by every later step. Each runtime
-    runs the graph twice: with the runtime's built-in operators, as the C++ backends of a Triton server do, and with
-    this project's CPU kernels, as this project's Triton models do on CPUs. Each combination of runtime and operators is
-    called a runner. The graph is right if a runner gives the golden outputs without our kernels, which replace parts of
-    the graph; a runner with a fault of its own is left out.
+    Both are read from the files, as by every later step. The graph is right if a runner gives the golden outputs
+    without our kernels, which replace parts of the graph; a runner with a fault of its own is left out.
     noises: the float32 noise of each output.
     Returns (numbers, the runners). The numbers map ``<runner>_largest_abs`` to the largest difference of each runner,
     ``limit`` to the limit, and ``spread`` to the largest difference of an output between two golden inputs; for the

@@ -23,8 +23,6 @@ from gmmvit_deploy.runtimes.runners.open import proof_programs
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
 
-__all__ = ["record_fastest"]
-
 _ROUNDS = 8
 _TURN_S = 0.005
 """The least seconds of each half of a turn: export must not take much longer because of this."""

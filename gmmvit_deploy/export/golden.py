@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.images.spec import ImageSpec
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["RANDOM", "fresh_inputs", "golden_from_model"]
-
 _SEED = 20230905
 _BATCH = 8
 RANDOM = 32

@@ -5,8 +5,8 @@
 
 Folding computes each mask once and stores the mask as a constant. Folding for engines rewrites each attention into a
 form that TensorRT fuses to a single GPU kernel. Q/DQ are the operators QuantizeLinear and DequantizeLinear. The second
-line makes ``model.int8.cpu.onnx``: for a CPU, an attention in the form for engines can be several times the work, and a
-runtime converts each float16 tensor to float32 and back.
+line makes the graphs for CPUs in int8: for a CPU, an attention in the form for engines can be several times the work,
+and a runtime converts each float16 tensor to float32 and back.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.bundle.variants import (
-    VariantRecord,
-)
+from gmmvit_deploy.bundle.variants import VariantRecord
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export._mixed import Judge
@@ -48,8 +46,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.images.spec import ImageSpec
     from gmmvit_deploy.models.layers.model import Model
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
-
-__all__ = ["PreparedGraph", "graph_from_model", "prepared_graph", "quantised_again"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -194,11 +190,7 @@ def graph_from_model(
 
 
 def _judge_from(bundle: Bundle, gate: Gate, calibration: ImageBatches) -> Callable[..., Judge]:
-    """Return what makes the `Judge` of a gate for this bundle.
-
-    Errors, before the network is exported: InputError when the bundle has no decisions or no classes to judge, or when
-    the images are too few. MissingDependencyError when OpenVINO is not installed.
-    """
+    """Return what makes the `Judge` of a gate for this bundle, and refuse what cannot be judged before any work."""
     import numpy as np
 
     manifest = bundle.manifest
@@ -239,33 +231,32 @@ def _judge_from(bundle: Bundle, gate: Gate, calibration: ImageBatches) -> Callab
     return judge
 
 
-def quantised_again(bundle: Bundle, record: VariantRecord, stored: ModelProto, *, for_cpu: bool) -> ModelProto:
+def quantised_again(bundle: Bundle, record: VariantRecord, stored: ModelProto) -> ModelProto:
     """Quantise the bundle's network as a record says, with weights rounded to nearest.
 
     The graph for CPUs was made from ``model.onnx``; for the graph for GPUs, the network is exported again.
     record: the record of a quantised graph.  stored: this graph, from which the factors of smoothing are read.
-    for_cpu: True for the graph for CPUs.
     """
     calibration = record.calibration or {}
     recipe = calibration.get("recipe", {})
-    proto = _before_quantization(bundle, record, for_cpu=for_cpu)
+    proto = _before_quantization(bundle, record)
     if recipe.get("smoothing"):
         proto = smoothed_by(proto, factors_between(proto.graph, stored.graph))
     proto = quantize_graph(
         proto,
         record.precision,
         calibration.get("ranges"),
-        zero_points=for_cpu,
+        zero_points=bool(record.form),
         float32=recipe.get("float32", ()),
         dynamic=recipe.get("dynamic", ()),
     )
-    return cast_graph(proto, "fp32" if for_cpu else record.precision)
+    return cast_graph(proto, "fp32" if record.form else record.precision)
 
 
-def _before_quantization(bundle: Bundle, record: VariantRecord, *, for_cpu: bool) -> ModelProto:
+def _before_quantization(bundle: Bundle, record: VariantRecord) -> ModelProto:
     import onnx
 
-    if for_cpu:
+    if record.form:
         return onnx.load(bundle.onnx_path)
     manifest = bundle.manifest
     model = model_from_bundle(manifest, bundle.weights_path)

@@ -8,15 +8,15 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import ExportError, InputError
-from gmmvit_deploy.export._adaptive_pooling import adaptive_pooling_table
 from gmmvit_deploy.export._declared_roles import declare_roles, name_nodes
 from gmmvit_deploy.export._numeric_proof import DYNAMIC_BATCH_HINT
 from gmmvit_deploy.graphs.constant_folding import without_constant_nodes
@@ -31,9 +31,8 @@ from gmmvit_deploy.models.specs import input_shape
 from gmmvit_deploy.precision import Role
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from onnx import ModelProto, ValueInfoProto
-
-__all__ = ["OPSET", "PixelInput", "onnx_from_model", "quiet_exporter", "require_dynamic_batch"]
 
 OPSET = 20  # the first opset with Gelu; LayerNormalization exists since opset 17
 _GRAPHS = ("def forward(", "class GraphModule")
@@ -102,7 +101,7 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
                 input_names=[name],
                 output_names=[*model.outputs],
                 dynamic_shapes=({0: batch},),
-                custom_translation_table=adaptive_pooling_table(),
+                custom_translation_table={torch.ops.aten._adaptive_avg_pool2d.default: _adaptive_pooling},
                 optimize=not model.foreign,  # `optimize_exactly` keeps small scalars
                 verbose=False,
             )
@@ -130,6 +129,37 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     put_weights(proto, weights)
     _strip_traces(proto)
     return proto
+
+
+def _adaptive_pooling(x: Any, output_size: Sequence[int]) -> Any:
+    """Translate PyTorch's adaptive average pooling, for which ONNX has no operator.
+
+        images (B, C, H, W) of a multiple of the output's size     AveragePool
+        other sizes, and single images (C, H, W)                   y = R x Cᵀ
+
+    Row i of the constant matrices R and C computes the mean of window i, from ⌊i · size / output⌋ to
+    ⌈(i + 1) · size / output⌉, exclusively. PyTorch's exporter gathers the values of each window; OpenVINO 2026.4
+    computes some of these graphs wrongly.
+    """
+    import onnx_ir as ir
+    import onnxscript
+
+    op: Any = onnxscript.opset20  # typed for tensors; the exporter passes values of the graph
+    sizes = [(int(size), output) for size, output in zip(x.shape[-2:], output_size, strict=True)]
+    if len(x.shape) == 4 and all(size % output == 0 for size, output in sizes):
+        window = [size // output for size, output in sizes]
+        return op.AveragePool(x, kernel_shape=window, strides=window)
+    rows, columns = (_means_of_windows(*pair) for pair in sizes)
+    left, right = (op.Constant(value=ir.tensor(matrix)) for matrix in (rows, columns.T.copy()))
+    return op.MatMul(op.MatMul(left, x), right)
+
+
+def _means_of_windows(size: int, output: int) -> NDArray[np.float32]:
+    matrix = np.zeros((output, size), np.float32)
+    for index in range(output):
+        start, end = index * size // output, -((index + 1) * size // -output)
+        matrix[index, start:end] = 1 / (end - start)
+    return matrix
 
 
 def _strip_traces(proto: ModelProto) -> None:

@@ -13,8 +13,6 @@ from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule, crops, r
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.specs import OUTPUTS, OutputName
 
-__all__ = ["ExportOptions", "Thresholds"]
-
 Thresholds = tuple[float, ...] | float | Mapping[str, float]
 """A threshold for each label in the order of the labels, the same threshold for all labels, or label → threshold."""
 
@@ -133,10 +131,9 @@ class ExportOptions:
         return tuple(thresholds[name] for name in names)
 
     def _check_task(self, known: KnownImages) -> None:
-        """Check that the task is the task that the checkpoint states, if it states a task and the network has logits.
+        """Check that the task is that of the checkpoint.
 
         A checkpoint never sets the task to multi-label: the thresholds are the user's.
-        Errors: InputError when the task is another.
         """
         if known.task in (None, self.agreed_task) or not self.has_logits:
             return
@@ -210,12 +207,7 @@ class ExportOptions:
 
 
 def _require_stated(missing: list[str], misses_resize: bool, usual_resize: str) -> None:
-    """Check that the preprocessing is stated.
-
-    missing: the missing values among mean and std.  misses_resize: True if the resize rule is missing.
-    usual_resize: the options for the usual resize rule of the architecture, for the hint; empty if not known.
-    Errors: InputError when a value is missing; the hint names the options for the missing values only.
-    """
+    """Check that the preprocessing is stated.  missing: of mean and std.  usual_resize: of the architecture, or ""."""
     if not missing and not misses_resize:
         return
     names = [*missing, *(["resize rule"] if misses_resize else [])]

@@ -1,4 +1,4 @@
-"""Write a bundle's network in another precision, as ``model.<precision>.onnx`` with a record of the checks.
+"""Write a bundle's network in another precision, as ``graphs/<precision>.onnx`` with a record of the checks.
 
 The graphs come from `graphs_of_precisions`, and each is checked: with every rounding, and in every runtime that
 supports its precision. If a step fails, no file is written or replaced.
@@ -18,27 +18,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
-from gmmvit_deploy.bundle.variants import (
-    FOR_CPUS,
-    Variant,
-    VariantRecord,
-    first_variant,
-    is_dynamic,
-    onnx_file,
-    onnx_files,
-    open_variant,
-    record_file,
-    record_of,
-)
-from gmmvit_deploy.errors import BundleError, ExportError
+from gmmvit_deploy.bundle.variants import GRAPHS, Variant, VariantRecord, graph_file, open_variant, record_file
+from gmmvit_deploy.errors import ExportError, OutputError
 from gmmvit_deploy.export._numeric_proof import proven_programs
 from gmmvit_deploy.export._recipes import recipe_from
 from gmmvit_deploy.export.golden import RANDOM, fresh_inputs
-from gmmvit_deploy.export.graphs_of_precisions import prepared_graph
+from gmmvit_deploy.export.graphs_of_precisions import PreparedGraph, prepared_graph
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_file
 from gmmvit_deploy.graphs.masks import changes_of
-from gmmvit_deploy.graphs.weights import data_path, files_of, write_graph
+from gmmvit_deploy.graphs.weights import files_of, write_graph
 from gmmvit_deploy.precision import QUANTIZED, Precision, graph_precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_outputs
@@ -53,9 +42,10 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.bundle.gates import Gate
     from gmmvit_deploy.export._recipes import Recipe
+    from gmmvit_deploy.runner_name import Form
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
 
-__all__ = ["CALIBRATION_IMAGES", "variant_from_bundle", "variant_from_copy", "variants_from_bundle"]
+__all__ = ["CALIBRATION_IMAGES", "variant_from_bundle", "variants_from_bundle"]
 
 CALIBRATION_IMAGES = 512
 """The maximum number of calibration images, if the user states no other number."""
@@ -69,31 +59,14 @@ def variant_from_bundle(
     padded: bool = True,
     force: bool = False,
 ) -> Variant:
-    """Write the graph ``model.<precision>.onnx`` and the record ``model.<precision>.json`` into the bundle.
-
-    The graph that CPUs run is also timed in turn with fp32, for its record.
-
-    For int8, the graph for CPUs, ``model.int8.cpu.onnx``, is also written; without calibration images, it is the only
-    graph, in the dynamic form (`graphs.quantize`). For fp32, nothing is written, because ``model.onnx`` is the graph in
-    fp32.
+    """Write the graphs of a bundle in a precision, as `variants_from_bundle`, and return the one that CPUs run.
 
     calibration: real images; required for fp8, and not allowed for fp16 and bf16.
-    padded: if engines do not fuse attention with the model's head dim, pad the heads with zeros to a larger head dim.
-    force: replace an existing graph and record.
-    Errors, each of which leaves the bundle unchanged:
-        InputError: calibration images are missing, or are given for a precision that does not use calibration; or this
-        process cannot build the model, because the code of the model is in a file that the user did not name.
-        FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
-        completely.
-        ExportError: an operator has no known role; a check of the graph fails; a logit of the graph is not finite; or
-        no runtime gives the golden logits (PyTorch's logits, recorded at export) within the limit.
-        OutputError: a graph exists and ``force`` is not set, or writing fails.
-    All files are on the disk before the first of them replaces an earlier file. If the process is killed between these
-    replacements, the record and a graph do not match, which `open_variant` reports.
-    Returns the graph ``model.<precision>.onnx``, or the graph for CPUs if there is no other.
+    Errors: as in `variants_from_bundle`.
     """
-    _require_free(bundle, (precision,), force=force)
-    return _written(bundle, precision, calibration=calibration, padded=padded, force=force)
+    form = _form(precision, calibrated=calibration is not None, gate=None)
+    _require_free(bundle, precision, form, force=force)
+    return _written(bundle, precision, form, calibration=calibration, padded=padded, force=force)[0]
 
 
 def variants_from_bundle(
@@ -104,24 +77,43 @@ def variants_from_bundle(
     *,
     padded: bool = True,
     gate: Gate | None = None,
-    like: Bundle | None = None,
+    like: VariantRecord | None = None,
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> list[Variant]:
-    """Write the graphs of a bundle in several precisions, as `variant_from_bundle` writes each.
+    """Write the graphs of a bundle in several precisions, each with its record.
 
-    calibration: the source of the images that calibrate int8 and fp8, as in `open_images`; None without these.
+    A graph that CPUs run is also timed in turn with fp32, for its record. For fp32, nothing is written, because
+    ``model.onnx`` is the graph in fp32. For int8, a graph for CPUs is written, and with calibration images also the
+    graph for GPUs, if the bundle has none.
+
+    calibration: the source of the images that calibrate int8 and fp8, as in `open_images`. Without it, int8 has the
+    dynamic form, and fp8 cannot be written.
     calibration_images: the maximum number of images.
-    padded, force: as in `variant_from_bundle`.
-    gate: what the int8 graph for CPUs must reach: projections move to more exact forms until it does. In the graph for
-    GPUs, these are not quantised; its record says whether the gate holds there.
-    like: a copy of the bundle with a calibrated int8 graph, whose recipe is taken, with no projection in a more exact
-    form; None tries several recipes. Not with ``gate``.
-    on_progress: called at the beginning of each precision.
-    Errors: as in `variant_from_bundle`; OutputError leaves the bundle unchanged if a graph of any precision exists.
+    padded: if engines do not fuse attention with the model's head dim, pad the heads with zeros to a larger head dim.
+    gate: what the int8 graph for CPUs must reach: projections move to more exact forms until it does, which gives the
+    mixed form. In the graph for GPUs, these are not quantised; its record says whether the gate holds there.
+    like: the record of a calibrated int8 graph, whose recipe is taken, with no projection in a more exact form; None
+    tries several recipes. Not with ``gate``.
+    force: replace existing graphs and records.
+    on_progress: called at the start of each precision.
+    Errors:
+        InputError: calibration images are missing, or are given for a precision that does not use calibration; or this
+        process cannot build the model, because the code of the model is in a file that the user did not name.
+        FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
+        completely.
+        ExportError: an operator has no known role; a check of the graph fails; a logit of the graph is not finite; or
+        no runtime gives the golden logits (PyTorch's logits, recorded at export) within the limit.
+        OutputError: a graph exists and ``force`` is not set, before any work if its name is known then; or writing
+        fails.
+    Each leaves the graphs of its precision unchanged. All files are on the disk before the first of them replaces an
+    earlier file. If the process is killed between these replacements, a record and a graph do not match, which
+    `open_variant` reports.
+    Returns the graphs that were written, in the order of the precisions, of int8 the one for CPUs first.
     """
-    _require_free(bundle, precisions, force=force)
-    variants = []
+    for precision in precisions:
+        _require_free(bundle, precision, _form(precision, calibrated=calibration is not None, gate=gate), force=force)
+    variants: list[Variant] = []
     for number, precision in enumerate(precisions):
         on_progress(Progress(f"write {precision}", number, len(precisions)))
         images = (
@@ -129,24 +121,38 @@ def variants_from_bundle(
             if calibration and precision in QUANTIZED
             else None
         )
-        variants.append(
-            _written(
-                bundle,
-                precision,
-                calibration=images,
-                padded=padded,
-                gate=gate if precision == "int8" else None,
-                recipe=None if like is None else _static_recipe(like),
-                force=force,
-                on_progress=on_progress,
-            )
+        variants += _written(
+            bundle,
+            precision,
+            _form(precision, calibrated=images is not None, gate=gate),
+            calibration=images,
+            padded=padded,
+            gate=gate if precision == "int8" else None,
+            recipe=None if like is None else _static_recipe(like),
+            force=force,
+            on_progress=on_progress,
         )
     return variants
 
 
-def _static_recipe(bundle: Bundle) -> Recipe | None:
-    record = record_of(bundle, "int8")
-    recipe = None if record is None else recipe_from((record.cpu or record).calibration)
+def _form(precision: Precision, *, calibrated: bool, gate: Gate | None) -> Form:
+    """Return the form of the graph for CPUs; with a gate, the form is static if no projection has to move."""
+    if precision != "int8":
+        return ""
+    if not calibrated:
+        return "dynamic"
+    return "static" if gate is None else "mixed"
+
+
+def _require_free(bundle: Bundle, precision: Precision, form: Form, *, force: bool) -> None:
+    """Check that a graph does not exist, before the work: calibration can take minutes.  Errors: OutputError."""
+    path = bundle.path / graph_file(precision, form)
+    if precision != "fp32" and path.parent.is_dir():
+        require_free_file(path, force=force, fixed_name=True)
+
+
+def _static_recipe(record: VariantRecord) -> Recipe | None:
+    recipe = recipe_from(record.calibration)
     return None if recipe is None else replace(recipe, float32=())
 
 
@@ -154,15 +160,10 @@ def _text(record: VariantRecord) -> bytes:
     return (json.dumps(record.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _require_free(bundle: Bundle, precisions: Sequence[Precision], *, force: bool) -> None:
-    """Check that no graph exists, before the work: calibration can take minutes.  Errors: OutputError."""
-    for name in (name for precision in precisions if precision != "fp32" for name in onnx_files(precision)):
-        require_free_file(bundle.path / name, force=force, fixed_name=True)
-
-
 def _written(
     bundle: Bundle,
     precision: Precision,
+    form: Form,
     *,
     calibration: ImageBatches | None,
     padded: bool,
@@ -170,114 +171,94 @@ def _written(
     gate: Gate | None = None,
     recipe: Recipe | None = None,
     on_progress: OnProgress = ignore,
-) -> Variant:
+) -> list[Variant]:
     if precision == "fp32":
-        return open_variant(bundle, precision)
+        return [open_variant(bundle, precision)]
+    prepare = partial(
+        prepared_graph,
+        bundle,
+        precision,
+        calibration=calibration,
+        padded=padded,
+        gate=gate,
+        on_progress=on_progress,
+    )
     with temporary_folder("convert") as folder:
-        recorded = partial(
-            _recorded,
-            bundle,
-            precision,
-            folder,
-            calibration=calibration,
-            padded=padded,
-            gate=gate,
-            on_progress=on_progress,
-        )
-        if precision in FOR_CPUS and calibration is None:
-            record = recorded(for_cpu=True)
-        elif precision in FOR_CPUS:
-            cpu = recorded(for_cpu=True, recipe=recipe)
-            record = replace(recorded(for_cpu=False, recipe=recipe_from(cpu.calibration)), cpu=cpu)
-        else:
-            record = recorded(for_cpu=False)
-        _put(bundle, record, sorted(folder.iterdir()), force=force)
-    return first_variant(bundle, precision)
+        prepared = prepare(for_cpu=bool(form), recipe=recipe)
+        if form == "mixed" and not (prepared.calibration or {}).get("moved"):
+            form = "static"  # no projection had to move
+            _require_free(bundle, precision, form, force=force)
+        records = [_recorded(bundle, precision, form, prepared, folder, on_progress)]
+        if form and calibration is not None and (force or not (bundle.path / graph_file(precision)).exists()):
+            del prepared  # each holds the weights
+            of_gpus = prepare(recipe=recipe_from(records[0].calibration))
+            records.append(_recorded(bundle, precision, "", of_gpus, folder, on_progress))
+        _put(bundle, records, folder, force=force)
+    return [open_variant(bundle, precision, record.form) for record in records]
 
 
-def variant_from_copy(bundle: Bundle, copy: Bundle, precision: Precision) -> Variant:
-    """Write the graphs that a copy of the bundle has in a precision into the bundle, in place of its own.
-
-    Errors: BundleError when the copy has none, or is a copy of another bundle.  OutputError when writing fails.
-    """
-    for_cpu = is_dynamic(copy, precision)
-    variant, record = open_variant(copy, precision, for_cpu=for_cpu), record_of(copy, precision)
-    if record is None or record.bundle_sha256 != bundle.sha256:
-        raise BundleError(f"{variant.path}: expected a graph in another precision of the bundle {bundle.path}")
-    files = [file for name in onnx_files(precision) for file in files_of(copy.path / name) if file.is_file()]
-    _put(bundle, record, files, force=True)
-    return first_variant(bundle, precision)
-
-
-def _put(bundle: Bundle, record: VariantRecord, made: Sequence[Path], *, force: bool) -> None:
-    """Write the files of the graphs in a precision, and their record, into the bundle."""
+def _put(bundle: Bundle, records: Sequence[VariantRecord], folder: Path, *, force: bool) -> None:
+    """Write graphs, whose files are in ``folder``, and their records into the bundle."""
+    content: dict[Path, Path | bytes] = {}
+    for record in records:
+        graph = Path(graph_file(record.precision, record.form))
+        content |= {graph.parent / file.name: file for file in files_of(folder / graph.name) if file.is_file()}
+        content[Path(record_file(record.precision, record.form))] = _text(record)
+    try:
+        (bundle.path / GRAPHS).mkdir(exist_ok=True)
+    except OSError as exc:
+        raise OutputError(f"{bundle.path / GRAPHS}: cannot be written: {exc.strerror}") from exc
     with ExitStack() as closing:
-        files = [closing.enter_context(new_file(bundle.path / path.name, force=force)) for path in made]
-        notes = closing.enter_context(new_file(bundle.path / record_file(record.precision), force=True))
-        for file, path in zip(files, made, strict=True):
-            file.write(path.read_bytes())
-        notes.write(_text(record))
-        for file in (*files, notes):  # a full disk is met here, before the first file is replaced
+        files = []
+        for name, source in content.items():
+            # A record without a graph is left by a killed process.
+            may_replace = force or name.suffix == ".json"
+            file = closing.enter_context(new_file(bundle.path / name, force=may_replace))
+            file.write(source if isinstance(source, bytes) else source.read_bytes())
+            files.append(file)
+        for file in files:  # a full disk is met here, before the first file is replaced
             file.flush()
             os.fsync(file.fileno())
-    if record.dynamic:  # an earlier graph for GPUs has no record now
-        for_gpus = bundle.path / onnx_file(record.precision)
-        for old in (for_gpus, data_path(for_gpus)):
-            old.unlink(missing_ok=True)
 
 
 def _recorded(
     bundle: Bundle,
     precision: Precision,
+    form: Form,
+    prepared: PreparedGraph,
     folder: Path,
-    *,
-    calibration: ImageBatches | None,
-    padded: bool,
-    for_cpu: bool,
-    recipe: Recipe | None = None,
-    gate: Gate | None,
     on_progress: OnProgress,
 ) -> VariantRecord:
     """Write a graph to ``folder`` and measure it.  Returns the graph's record."""
-    prepared = prepared_graph(
-        bundle,
-        precision,
-        calibration=calibration,
-        padded=padded,
-        for_cpu=for_cpu,
-        recipe=recipe,
-        gate=gate,
-        on_progress=on_progress,
-    )
-    path = folder / onnx_file(precision, for_cpu=for_cpu)
+    path = folder / Path(graph_file(precision, form)).name
     write_graph(prepared.proto, path)
     hashes = [sha256_of_file(file) for file in files_of(path)]
     record = VariantRecord(
         precision=precision,
+        form=form,
         bundle_sha256=bundle.sha256,
         onnx_sha256=hashes[0],
         data_sha256="".join(hashes[1:]),
         passes={name: len(changed) for name, changed in prepared.folded.passes.items() if changed},
         constants=prepared.constants,
         mask_sha256=prepared.mask_sha256,
-        masks=tuple(changes_of(prepared.folded.masks, "fp32" if for_cpu else precision)),
+        masks=tuple(changes_of(prepared.folded.masks, "fp32" if form else precision)),
         calibration=prepared.calibration,
         golden=_measured(bundle, prepared.proto, precision, path.name),
         versions=tool_versions("openvino"),
     )
     variant = Variant(precision=precision, path=path, sha256=hashes[0], record=record)
     record = replace(record, programs=_proven(bundle, variant, record.golden["largest_abs"]))
-    if precision in FOR_CPUS and not for_cpu:
+    if precision == "int8" and not form:  # CPUs do not run the graph for GPUs
         return record
     on_progress(Progress(f"time {precision} and fp32 in turn"))
     return replace(record, speed=measured_speed(bundle, replace(variant, record=record)))
 
 
 def _proven(bundle: Bundle, variant: Variant, recorded: float) -> dict[str, dict[str, Any]]:
-    """Run the graph in every CPU runtime that supports the precision, and compare the logits with the golden logits.
+    """Run the graph in every runner on CPUs that supports the precision, and compare the logits with the golden logits.
 
-    Each runtime runs the graph twice: with the runtime's built-in operators, and with this project's CPU kernels. For
-    bf16, OpenVINO loads the float32 graph ``model.onnx`` and chooses where to round, as in a Triton server.
+    For bf16, OpenVINO loads the float32 graph ``model.onnx`` and chooses where to round, as in a Triton server.
     recorded: the largest absolute difference between the golden logits and the logits that `_measured` computed with
     every rounding of the graph; for int8 and fp8, the limit is a multiple of this difference.
     Returns name of a runner → its largest absolute difference and the limit, or the reason why the runner was left out.
@@ -289,7 +270,7 @@ def _proven(bundle: Bundle, variant: Variant, recorded: float) -> dict[str, dict
     first, expected = next(iter(outputs.items()))
     limit = limit_from_stored(bundle.stored_noise(expected), variant.precision, recorded=recorded).largest
     proven = proven_programs(proof_programs(bundle, variant), inputs, {first: expected}, {first: limit})
-    saturates = int8_saturates() if variant.precision == "int8" and not variant.dynamic else ""
+    saturates = int8_saturates() if variant.precision == "int8" and variant.form != "dynamic" else ""
     of_the_file = graph_precision(variant.precision) == variant.precision and not saturates
     if proven.wrong and not proven.differences and of_the_file:
         reasons = "; ".join(f"runner {name}:{variant.precision}: {why}" for name, why in proven.wrong.items())

@@ -1,26 +1,41 @@
-"""The runners that a machine can try, each in a precision."""
+"""Convert what a bundle lacks, and open every runner that this machine can try, each in a precision.
+
+int8 is tried in each of its three forms:
+
+    static   activations have ranges, which calibration images set; for every runtime
+    mixed    as many projections as a gate needs are in the dynamic form or in float32; for OpenVINO
+    dynamic  activations are quantised while the network runs; for OpenVINO, needs no images
+
+Graphs that the bundle has are kept.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.bundle.variants import open_variant
-from gmmvit_deploy.errors import GmmvitError, RunnerUnavailableError
-from gmmvit_deploy.optimize._graphs import Graph, Graphs
-from gmmvit_deploy.precision import graph_precision
-from gmmvit_deploy.progress import OnProgress, Progress
-from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.bundle.gates import Gate
+from gmmvit_deploy.bundle.variants import forms_in, open_variant, record_of
+from gmmvit_deploy.errors import GmmvitError, InputError, RunnerUnavailableError
+from gmmvit_deploy.export.variants import CALIBRATION_IMAGES, variants_from_bundle
+from gmmvit_deploy.parity.inputs import ImageStream
+from gmmvit_deploy.precision import Precision, graph_precision
+from gmmvit_deploy.progress import OnProgress, Progress, prefixed
+from gmmvit_deploy.runner_name import Form, RunnerName
 from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle, engine_name
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS, find_flavor, visible_gpu
 from gmmvit_deploy.runtimes.engines.options import BuildOptions
+from gmmvit_deploy.runtimes.programs.image_batches import image_hashes, open_images
 from gmmvit_deploy.runtimes.programs.openvino import why_no_openvino
 from gmmvit_deploy.runtimes.runners.names import ON_GPUS
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["PROGRAMS_OF_GPUS", "opened_programs"]
-
+Graph = tuple[Precision, Form]
+_NO_IMAGES = "needs images that set its ranges: type --calibration DATA, with images that are none of those of --data"
+_STATIC_HOLDS = "no projection has to leave the static form for decisions to be kept"
 PROGRAMS_OF_GPUS = (*ON_GPUS, "tensorrt")
 _OF_CPUS = (
     *("onnxruntime", "openvino", "openvino+kernels"),
@@ -30,14 +45,79 @@ _OF_CPUS = (
     *("openvino:int8-dynamic", "openvino+kernels:int8-dynamic"),
     *("openvino:int8-mixed", "openvino+kernels:int8-mixed"),
 )
-_OF_GPUS = tuple(f"{name}:{graph}" for graph in ("fp32", "bf16", "fp16", "int8-static") for name in PROGRAMS_OF_GPUS)
+_OF_GPUS = tuple(f"{name}:{graph}" for graph in ("fp32", "bf16", "fp16", "int8") for name in PROGRAMS_OF_GPUS)
+
+
+def refuse_overlap(bundle: Bundle, calibration: str, gate: ImageStream) -> None:
+    """Refuse calibration images that are also among those that judge.  Errors: InputError."""
+    hashes = {digest for batch in gate for digest in image_hashes(batch.inputs)}
+    images = open_images(bundle, calibration, limit=CALIBRATION_IMAGES)
+    both = sum(digest in hashes for batch in images for digest in image_hashes(batch))
+    if both:
+        raise InputError(
+            f"--calibration {calibration}: {both} of its {images.count} images are also among the {gate.handed_out} "
+            "images of --data; int8 fits the images that calibrated it better than others, so they cannot judge it",
+            hint="give --calibration images of training, and --data images that are in no other split",
+        )
+
+
+def convert_missing(
+    bundle: Bundle,
+    precisions: Sequence[Precision],
+    calibration: str | None,
+    on_progress: OnProgress,
+    *,
+    kept: float,
+) -> dict[Graph, str]:
+    """Write the graphs that the bundle lacks, and return why others could not be written: graph → the reason.
+
+    kept: the share of decisions that a mixed graph keeps on calibration images that set no range.
+    """
+    why_not: dict[Graph, str] = {}
+    for precision in precisions:
+        try:
+            if not forms_in(bundle, precision):
+                variants_from_bundle(bundle, (precision,), on_progress=on_progress)
+        except GmmvitError as exc:
+            why_not[precision, ""] = str(exc)
+    held = forms_in(bundle, "int8")
+    for form in held:
+        open_variant(bundle, "int8", form)  # one that is damaged or of another bundle is refused
+    if calibration is None:
+        why_not |= {("int8", form): _NO_IMAGES for form in ("static", "mixed") if form not in held}
+    else:
+        if "mixed" not in held:
+            why_not["int8", "mixed"] = _mixed(bundle, calibration, on_progress, kept=kept)
+        if "static" not in forms_in(bundle, "int8"):
+            like = record_of(bundle, "int8", "mixed")
+            why_not["int8", "static"] = _int8(bundle, "static", calibration, on_progress, like=like)
+    if "dynamic" not in held:
+        why_not["int8", "dynamic"] = _int8(bundle, "dynamic", None, on_progress)
+    return {graph: why for graph, why in why_not.items() if why}
+
+
+def _mixed(bundle: Bundle, calibration: str, on_progress: OnProgress, *, kept: float) -> str:
+    """Convert with a gate, and return why that gave no mixed graph; "" if it gave one."""
+    why = _int8(bundle, "mixed", calibration, on_progress, gate=Gate(keep_decisions=kept))
+    return why or ("" if "mixed" in forms_in(bundle, "int8") else _STATIC_HOLDS)
+
+
+def _int8(bundle: Bundle, form: Form, calibration: str | None, on_progress: OnProgress, **options: Any) -> str:
+    """Write a graph in int8, and return why it could not be written."""
+    report = prefixed(f"int8, {form}", on_progress)
+    try:
+        variants_from_bundle(bundle, ("int8",), calibration, on_progress=report, **options)
+    except GmmvitError as exc:
+        return str(exc)
+    return ""
 
 
 def opened_programs(
-    bundle: Bundle, graphs: Graphs, stack: ExitStack, on_progress: OnProgress
+    bundle: Bundle, why_not: Mapping[Graph, str], stack: ExitStack, on_progress: OnProgress
 ) -> tuple[dict[RunnerName, Runner], dict[RunnerName, str]]:
     """Open every program that this machine has; ``stack`` closes them.
 
+    why_not: graph → why the bundle has none.
     Returns (the opened programs, program → why it cannot run here).
     """
     opened: dict[RunnerName, Runner] = {}
@@ -45,27 +125,24 @@ def opened_programs(
     for program in map(RunnerName.parse, (*_OF_CPUS, *(_OF_GPUS if visible_gpu() is not None else ()))):
         on_progress(Progress(f"open {program}"))
         try:
-            opened[program] = stack.enter_context(_opened(program, bundle, graphs, on_progress))
+            opened[program] = stack.enter_context(_opened(program, bundle, why_not, on_progress))
         except GmmvitError as exc:
             left_out[program] = str(exc)
     return opened, left_out
 
 
-def _opened(program: RunnerName, bundle: Bundle, graphs: Graphs, on_progress: OnProgress) -> Runner:
+def _opened(program: RunnerName, bundle: Bundle, why_not: Mapping[Graph, str], on_progress: OnProgress) -> Runner:
     """Open a program.  Errors: every error of a runner that cannot run here; RunnerUnavailableError without a graph."""
     precision, form = program.precision, program.form
     of_openvino = program.runtime == "openvino"
     # For bf16, OpenVINO loads the float32 graph.
     graph: Graph = (graph_precision(precision), form) if of_openvino else (precision, form)
-    if graph in graphs.left_out:
-        raise RunnerUnavailableError(graphs.left_out[graph])
+    if graph in why_not:
+        raise RunnerUnavailableError(why_not[graph])
     if of_openvino and (why := why_no_openvino(precision, dynamic=form == "dynamic")):
         raise RunnerUnavailableError(why)
-    holder = graphs.bundles[graph]
     if program.name not in FLAVORS:
-        return open_runner(program, holder)
-    if holder is not bundle:  # an engine lies beside the graph that it was built from
-        raise RunnerUnavailableError("engines are built from graphs in the bundle: type gmmvit convert first")
+        return open_runner(program, bundle)
     flavor, options = find_flavor(program.name), BuildOptions(precision=precision)
     folder = bundle.path / "engines" / engine_name(options, flavor)
     if not folder.exists():

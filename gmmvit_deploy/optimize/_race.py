@@ -15,11 +15,9 @@ from gmmvit_deploy.measure.turns import seconds_in_turn
 from gmmvit_deploy.optimize._programs import PROGRAMS_OF_GPUS
 from gmmvit_deploy.parity.judgement import Judgement
 from gmmvit_deploy.progress import OnProgress, ignore
-from gmmvit_deploy.runner_name import Form, RunnerName
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.runners.runner import Runner
-
-__all__ = ["Race"]
 
 _LONGER = 3
 """The last measurement takes so many times as long as the first look."""
@@ -129,12 +127,6 @@ class Race:
                 self._why[program] = f"not clearly faster than {rival} in float32"
             elif program.name in FLAVORS:
                 self._why[program] = "served by gmmvit repository --backend tensorrt --engine DIR"
-
-    def leave_out_other_int8(self, form: Form) -> None:
-        """Leave out the int8 programs of another form than that of the bundle's graph."""
-        for program in self._running:
-            if program.precision == "int8" and program.form != form:
-                self._why[program] = f"a bundle holds one int8 graph, and this one holds the {form} form"
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Return all programs: those that passed, the fastest first, then the measured ones, then the others."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.bundle.choices import Candidate, Choice, Measured
+from gmmvit_deploy.bundle.choices import Candidate, Choice
 from gmmvit_deploy.optimize.table import head_of, left_out_rows, passed_rows, reasons_of
 from gmmvit_deploy.reports.pages import Summary, figure, rendered, written_page
 from gmmvit_deploy.reports.plotting import SERIES, figure_and_axes, svg
-
-__all__ = ["page_of", "write_page"]
 
 
 def write_page(choice: Choice, bundle: Bundle, path: Path, *, force: bool = False) -> None:
@@ -46,8 +44,7 @@ def _summary(choice: Choice) -> Summary:
     speed = f", {best.speed.value:.2f} times as fast as {choice.base}" if best.speed is not None else ""
     gate = f" and reach the gate, {choice.gate.kind} {choice.gate.least:g}," if choice.gate is not None else ""
     sentence = (
-        f"{best.runner} is the fastest{speed}, for {choice.goal} at batch {choice.batch} on "
-        f"{choice.machine}, "
+        f"{best.runner} is the fastest{speed}, for {choice.goal} at batch {choice.batch} on {choice.machine}, "
         f"of those that pass all checks{gate} on these images."
     )
     changes = [
@@ -67,8 +64,8 @@ def _plot(candidates: list[Candidate], choice: Choice) -> str:
         axes.errorbar(
             [speed.value for speed, _ in measured],
             [judged.value for _, judged in measured],
-            xerr=[[abs(end(speed) - speed.value) for speed, _ in measured] for end in (_low, _high)],
-            yerr=[[abs(end(judged) - judged.value) for _, judged in measured] for end in (_low, _high)],
+            xerr=[[abs(getattr(speed, end) - speed.value) for speed, _ in measured] for end in ("low", "high")],
+            yerr=[[abs(getattr(judged, end) - judged.value) for _, judged in measured] for end in ("low", "high")],
             fmt="o" if passed else "x",
             color=SERIES[0 if passed else 1],
             capsize=3,
@@ -96,14 +93,6 @@ def _plot(candidates: list[Candidate], choice: Choice) -> str:
         if one.speed is not None and one.judged is not None
     )
     return svg(figure_, f"Points of candidates: the {kind} against the speed, relative to {choice.base}. {words}.")
-
-
-def _low(measured: Measured) -> float:
-    return measured.low
-
-
-def _high(measured: Measured) -> float:
-    return measured.high
 
 
 def _scope(choice: Choice, bundle: Bundle) -> dict[str, str]:

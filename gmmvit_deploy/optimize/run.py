@@ -20,11 +20,8 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.choices import Choice, Goal, JudgedImages, write_choice
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import BundleError, InputError, OutputError
-from gmmvit_deploy.export.variants import variant_from_copy
-from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.images.data.images import Images
-from gmmvit_deploy.optimize._graphs import Graphs, converted, refuse_overlap
-from gmmvit_deploy.optimize._programs import opened_programs
+from gmmvit_deploy.optimize._programs import convert_missing, opened_programs, refuse_overlap
 from gmmvit_deploy.optimize._race import Race
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import ImageStream
@@ -33,7 +30,6 @@ from gmmvit_deploy.parity.options import BATCH, ParityOptions
 from gmmvit_deploy.parity.reference import why_no_model
 from gmmvit_deploy.precision import SPECS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
-from gmmvit_deploy.runner_name import Form
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 
@@ -75,8 +71,7 @@ class OptimizeOptions:
 def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: OnProgress = ignore) -> Choice:
     """Choose the fastest program that passes, and write it with all others into the bundle's ``runners.json``.
 
-    What is converted stays in the bundle, as by `variants_from_bundle`. A bundle holds one int8 graph: it keeps its
-    own, and without its own gets the fastest that passes.
+    What is converted stays in the bundle, as by `variants_from_bundle`.
     Errors: InputError when the bundle has no logits, when this process cannot build the model, when the batch is larger
     than the bundle's, when images of the calibration also judge, when the labels cannot judge an accuracy, or when no
     float32 program passes.
@@ -94,11 +89,11 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
     if options.calibration is not None:
         on_progress(Progress("compare the calibration images with those that judge"))
         refuse_overlap(bundle, options.calibration, stream)
-    with temporary_folder("optimize") as folder, ExitStack() as stack:
+    with ExitStack() as stack:
         needed: tuple[Precision, ...] = ("fp16", "bf16") if visible_gpu() is not None else ("fp16",)
         kept = gate.keep_decisions or SPECS["int8"].kept_gate
-        graphs = converted(bundle, needed, options.calibration, folder, on_progress, kept=kept)
-        opened, left_out = opened_programs(bundle, graphs, stack, on_progress)
+        why_not = convert_missing(bundle, needed, options.calibration, on_progress, kept=kept)
+        opened, left_out = opened_programs(bundle, why_not, stack, on_progress)
         race = Race(opened, left_out)
         inputs = np.resize(bundle.golden_rows()[0], (judged, *bundle.input_shape))
         race.look(inputs[:batch], inputs, on_progress=prefixed("look how fast each program is", on_progress))
@@ -120,8 +115,6 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
                 raise BundleError(f"{bundle.path}: {check.name}: {check.reasons[0]}")
         race.judge([judgement_of(of_runner, gate) for of_runner in report.runners])
         race.measure(on_progress=prefixed("time those that pass in turn", on_progress))
-        form = _keep_int8(bundle, graphs, race)
-        race.leave_out_other_int8(form)
         data = report.data or {}
     choice = Choice(
         machine=this_machine(),
@@ -177,14 +170,3 @@ def _gate(options: OptimizeOptions, stream: ImageStream) -> Gate:
     if any(options.data.label(int(index)) is not None for index in stream.indices()):
         return Gate(accuracy=options.gate or SPECS["int8"].accuracy_gate)
     return Gate(keep_decisions=options.gate or SPECS["int8"].kept_gate)
-
-
-def _keep_int8(bundle: Bundle, graphs: Graphs, race: Race) -> Form:
-    """Write the fastest int8 graph into a bundle that has none, and return the form that it then holds, or ""."""
-    held: Form = next((form for (_, form), holder in graphs.bundles.items() if form and holder is bundle), "")
-    passed = [program for program in race.passed if program.precision == "int8"]
-    if held or not passed:
-        return held
-    form = passed[0].form
-    variant_from_copy(bundle, graphs.bundles["int8", form], "int8")
-    return form

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from gmmvit_deploy.bundle.choices import Candidate, Choice, Measured
 
-__all__ = ["head_of", "left_out_rows", "passed_rows", "reasons_of"]
-
 
 def head_of(choice: Choice) -> tuple[str, ...]:
     """Return the names of the columns of `passed_rows`, which `left_out_rows` continues."""

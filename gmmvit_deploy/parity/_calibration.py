@@ -39,7 +39,7 @@ class CalibrationCheck(RunnerCheck):
     def judge(self) -> Check:
         if self.graph is None:
             return self.not_judged(f"{self.runner.precision} needs no calibration")
-        if self.run.reference is None and not self.graph.variant.for_cpu:
+        if self.run.reference is None and not self.graph.variant.form:
             return self.not_judged(self.run.needs_model)
         return check_calibration(self.bundle, self.graph, self.tested.check(StagesCheck).db_of_graph)
 
@@ -92,12 +92,11 @@ def check_calibration(bundle: Bundle, graph: QuantisedGraph, db: float | None) -
 
 def _compared_with_record(bundle: Bundle, graph: QuantisedGraph, record: VariantRecord) -> Check:
     """Compare the graph with the trained network, quantised again; undecided if other versions made other nodes."""
-    for_cpu = graph.variant.for_cpu
     stored = onnx.load(graph.variant.path)
-    expected = quantised_again(bundle, record, stored, for_cpu=for_cpu)
+    expected = quantised_again(bundle, record, stored)
     # The graph for CPUs is made from the bundle's float32 graph, and the other from PyTorch's model, exported again.
     made_from = tool_versions() | (
-        {name: bundle.manifest.versions.get(name, "") for name in _TRACERS} if for_cpu else {}
+        {name: bundle.manifest.versions.get(name, "") for name in _TRACERS} if record.form else {}
     )
     changed = [name for name in _EXPORTERS if made_from.get(name) != record.versions.get(name)]
     fault = form_fault(stored, expected)
@@ -105,7 +104,9 @@ def _compared_with_record(bundle: Bundle, graph: QuantisedGraph, record: Variant
     faults = [fault] if fault else quantized_faults(stored, expected, compensated=compensated)[:_MAX_NAMED]
     if fault and changed:
         versions = ", ".join(f"{name} {record.versions.get(name)}, not {made_from.get(name)}" for name in changed)
-        faults = [f"{fault}; {versions} made it, so {how_to_convert(bundle, record.precision)} to compare again"]
+        faults = [
+            f"{fault}; {versions} made it, so {how_to_convert(bundle, record.precision, record.form)} to compare again"
+        ]
     return Check(
         name="calibration",
         verdict="passed" if not faults else "undecided" if fault and changed else "failed",

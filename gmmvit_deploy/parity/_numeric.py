@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bundle.variants import recorded_errors
+from gmmvit_deploy.bundle.variants import recorded_distances
 from gmmvit_deploy.parity._quantised import GRAPH, RoundingKept, rounding_problem
 from gmmvit_deploy.parity._runner_check import Answers, RunnerCheck, RunnerUnderTest
 from gmmvit_deploy.parity._verdict import Check
@@ -165,7 +165,7 @@ class NumericCheck(RunnerCheck):
 
     def __init__(self, tested: RunnerUnderTest) -> None:
         super().__init__(tested)
-        self._recorded = recorded_errors(self.bundle, self.runner.precision, for_cpu=self.runner.device == "cpu") or {}
+        self._recorded = recorded_distances(self.bundle, self.runner.precision, self.runner.form)
         self._logits: dict[int, dict[str, Distances]] = {batch: {} for batch in tested.batches}
         self._features: dict[int, dict[str, Distances]] = {batch: {} for batch in tested.batches}
         self._kept_logits: list[NDArray[Any]] = []

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runner_name import Form
 from gmmvit_deploy.runtimes.programs.emulated_precision import CountedGraph
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 
@@ -29,9 +30,9 @@ _LEAST_KEPT = 0.25
 class QuantisedGraph:
     """The int8 or fp8 graph of a bundle, with its record."""
 
-    def __init__(self, bundle: Bundle, precision: Precision, *, for_cpu: bool) -> None:
-        """for_cpu: True for the graph that CPUs run.  Errors: as `open_variant`."""
-        self.variant = open_variant(bundle, precision, for_cpu=for_cpu)
+    def __init__(self, bundle: Bundle, precision: Precision, form: Form) -> None:
+        """form: of a graph for CPUs.  Errors: as `open_variant`."""
+        self.variant = open_variant(bundle, precision, form)
         record = self.variant.record
         self.calibration = record.calibration if record is not None else None
         self._calibrated_on = frozenset(self.calibration["image_sha256"] if self.calibration else ())

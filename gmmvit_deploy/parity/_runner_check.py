@@ -21,7 +21,7 @@ from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.reference import Known, Reference, Sample
 from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.progress import OnProgress, prefixed
-from gmmvit_deploy.runner_name import KERNELS_SUFFIX
+from gmmvit_deploy.runner_name import KERNELS_SUFFIX, Form
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
@@ -48,7 +48,7 @@ class ParityRun:
     on_progress: OnProgress
     kept: dict[str, Known] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
-    _graphs: dict[tuple[Path, Precision, bool], QuantisedGraph] = field(default_factory=dict)
+    _graphs: dict[tuple[Path, Precision, Form], QuantisedGraph] = field(default_factory=dict)
 
     @property
     def needs_model(self) -> str:
@@ -71,10 +71,9 @@ class ParityRun:
         """Return the runner's quantised graph, which runners share; None for other precisions."""
         if runner.precision not in QUANTIZED:
             return None
-        for_cpu = runner.device == "cpu"
-        key = (runner.bundle.path, runner.precision, for_cpu)
+        key = (runner.bundle.path, runner.precision, runner.form)
         if key not in self._graphs:
-            self._graphs[key] = QuantisedGraph(runner.bundle, runner.precision, for_cpu=for_cpu)
+            self._graphs[key] = QuantisedGraph(runner.bundle, runner.precision, runner.form)
         return self._graphs[key]
 
 

@@ -167,6 +167,7 @@ def _report(tested: RunnerUnderTest) -> RunnerReport:
     return RunnerReport(
         runner=runner.name,
         precision=runner.precision,
+        form=runner.form,
         batches=tested.batches,
         provenance=runner.provenance(),
         checks=checks,

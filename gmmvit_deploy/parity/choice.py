@@ -34,7 +34,15 @@ def _checked(bundle: Bundle, parity: ParityReport) -> Check | None:
     chosen, best = choose_runner(bundle), choice.passed[0]
     runner = chosen.runner
     changed = changed_versions(choice, runner)
-    report = next((r for r in parity.runners if (r.runner, r.precision) == (runner.name, runner.precision)), None)
+    report = next(
+        (
+            of_runner
+            for of_runner in parity.runners
+            if (of_runner.runner, of_runner.precision) == (runner.name, runner.precision)
+            and runner.form in ("", of_runner.form)
+        ),
+        None,
+    )
     same_images = (parity.data or {}).get("sha256") == images.sha256
     judgement = judgement_of(report, gate) if report is not None and same_images else Judgement()
     now = judgement.judged.value if judgement.judged is not None else None

@@ -48,7 +48,7 @@ def _check(runner: str, precision: str, check: Check) -> tuple[str | VerdictWord
 
 def _runner(runner: RunnerReport) -> dict[str, Any]:
     """Return what the page shows of a runner.  A bundle without logits has no accuracy, and decides nothing."""
-    name = f"{runner.runner}, {runner.precision}"
+    name = f"{runner.runner}, {runner.computes_in}"
     accuracy, decisions = runner.check("accuracy").details, runner.check("decisions").details
     flips = decisions.get("flips", ())
     more = len(flips[_MAX_FLIPS:]) + decisions["flips_not_listed"] if flips else 0
@@ -231,7 +231,7 @@ def _reasons(checks: Sequence[tuple[str, Check]]) -> Iterator[str]:
 
 
 def _name(runner: RunnerReport) -> str:
-    return f"{runner.runner} in {runner.precision}"
+    return f"{runner.runner} in {runner.computes_in}"
 
 
 def _nearest_limits(runner: RunnerReport) -> Iterator[str]:

@@ -13,6 +13,7 @@ from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
 from gmmvit_deploy.parity._verdict import Check, Verdict, overall
 from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.reports.reporting import plain
+from gmmvit_deploy.runner_name import Form
 
 FORMAT = "gmmvit-parity/1"
 GATES = {
@@ -35,7 +36,7 @@ def shown_inputs(name: str) -> str:
 class RunnerReport:
     """The results of the checks of a runner.
 
-    batches: the sizes of the batches in which it computed all inputs.
+    form: of an int8 graph for CPUs.  batches: the sizes of the batches in which it computed all inputs.
     provenance: what ran: hashes, versions and settings, by name.
     points: for the plot, three arrays (N,) over all inputs: the margins of the predicted classes, the largest errors of
     a logit, and True for each flipped class.
@@ -47,6 +48,12 @@ class RunnerReport:
     provenance: Mapping[str, str]
     checks: tuple[Check, ...]
     points: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+    form: Form = ""
+
+    @property
+    def computes_in(self) -> str:
+        """The precision with the form, such as ``int8-static``."""
+        return f"{self.precision}-{self.form}" if self.form else self.precision
 
     @property
     def verdict(self) -> Verdict:
@@ -75,9 +82,9 @@ class ParityReport:
 
     @property
     def all_checks(self) -> list[tuple[str, str, Check]]:
-        """(name of the runner, its precision, check) of each check; ("bundle", "", check) of those of the bundle."""
+        """(name of the runner, its precision and form, check) of each check; ("bundle", "", check) of the bundle's."""
         of_bundle = [("bundle", "", check) for check in self.checks]
-        return of_bundle + [(one.runner, one.precision, check) for one in self.runners for check in one.checks]
+        return of_bundle + [(one.runner, one.computes_in, check) for one in self.runners for check in one.checks]
 
     @property
     def verdict(self) -> Verdict:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gmmvit_deploy.bundle.variants import cpu_form
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.chosen import ChosenRunner, choose_runner
@@ -30,17 +31,21 @@ def with_runner(options: RepositoryOptions, runner: RunnerName) -> RepositoryOpt
 def resolved_options(
     bundle: Bundle, options: RepositoryOptions, runners: Collection[str] = ON_CPUS
 ) -> tuple[RepositoryOptions, tuple[str, ...]]:
-    """Return (options that state a runner, what the user should know).
+    """Return (options that state a runner and the form of its int8 graph, what the user should know).
 
     Options without a runner get the bundle's choice for this machine. An engine needs no runner.
     runners: those that may be taken.
     """
-    if options.runner is not None or options.backend == "tensorrt":
-        return options, ()
-    if options.backend == "onnxruntime":
-        return replace(options, runner=RunnerName("onnxruntime")), ()
-    chosen = choose_runner(bundle, runners)
-    return with_runner(options, chosen.runner), chosen.notes
+    notes: tuple[str, ...] = ()
+    if options.runner is None and options.backend == "onnxruntime":
+        options = replace(options, runner=RunnerName("onnxruntime"))
+    elif options.runner is None and options.backend != "tensorrt":
+        chosen = choose_runner(bundle, runners)
+        options, notes = with_runner(options, chosen.runner), chosen.notes
+    runner = options.runner
+    if runner is not None and runner.name in ON_CPUS and not runner.form:
+        options = replace(options, runner=replace(runner, form=cpu_form(bundle, runner.precision)))
+    return options, notes
 
 
 def options_for_server(

@@ -23,7 +23,7 @@ from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
-from gmmvit_deploy.precision import QUANTIZED, SPECS, Precision
+from gmmvit_deploy.precision import QUANTIZED, SPECS
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.runners.proof import output_limits
@@ -119,12 +119,12 @@ def _network(bundle: Bundle, options: RepositoryOptions, runner: RunnerName, car
     if card is not None:
         config.max_batch_size = min(config.max_batch_size, card.max_batch)
         config.parameters["gmmvit_plan_sha256"].string_value = card.sha256["plan"]
-    record = _record_served(bundle, runner.precision, card)
+    record = _record_served(bundle, runner, card)
     if record is not None or runner.precision not in QUANTIZED:
-        limits = output_limits(bundle, runner.precision, for_cpu=not options.on_gpu)
+        limits = output_limits(bundle, runner.precision, runner.form)
         config.parameters["reference_limits"].string_value = json.dumps(limits)
     if record is not None:
-        for key, value in _evidence(bundle, record, options).items():
+        for key, value in _evidence(bundle, record).items():
             config.parameters[key].string_value = value
     config.backend = options.backend
     config.input.add(**_input_tensor(bundle))
@@ -161,21 +161,20 @@ def _network(bundle: Bundle, options: RepositoryOptions, runner: RunnerName, car
     return config
 
 
-def _record_served(bundle: Bundle, precision: Precision, card: EngineCard | None) -> VariantRecord | None:
+def _record_served(bundle: Bundle, runner: RunnerName, card: EngineCard | None) -> VariantRecord | None:
     """Return the record of the quantised graph that is served.
 
     None in other precisions, and for an engine from a graph that is no longer in the bundle.
     """
-    record = record_of(bundle, precision) if precision in QUANTIZED else None
+    record = record_of(bundle, runner.precision, runner.form) if runner.precision in QUANTIZED else None
     return None if record and card and card.sha256["onnx"] != record.onnx_sha256 else record
 
 
-def _evidence(bundle: Bundle, record: VariantRecord, options: RepositoryOptions) -> dict[str, str]:
+def _evidence(bundle: Bundle, record: VariantRecord) -> dict[str, str]:
     """Return what names the record of a quantised graph: its SHA-256, the calibration images, and the recipe."""
-    served = record.cpu if record.cpu is not None and not options.on_gpu else record
     named = ("images", "sha256", "recipe", "gate")  # not the source, which is a path of the machine that converted
-    calibration = {key: value for key, value in (served.calibration or {}).items() if key in named}
-    evidence = {"gmmvit_record_sha256": sha256_of_file(bundle.path / record_file(record.precision))}
+    calibration = {key: value for key, value in (record.calibration or {}).items() if key in named}
+    evidence = {"gmmvit_record_sha256": sha256_of_file(bundle.path / record_file(record.precision, record.form))}
     if calibration:
         evidence["gmmvit_calibration"] = json.dumps(calibration, ensure_ascii=False)
     return evidence

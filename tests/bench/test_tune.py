@@ -17,7 +17,7 @@ from gmmvit_deploy.errors import InputError, OutputError, ServerError
 from gmmvit_deploy.export.golden import fresh_inputs
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.runner_name import Form, RunnerName
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
@@ -71,7 +71,9 @@ def test_our_kernels_behind_triton_give_the_models_answers(
 ) -> None:
     library = "openvino_kernels.so"
     here = our_kernels("int8")[0] is not None
-    options = RepositoryOptions(runner=RunnerName("openvino", precision, kernels=here), instances=2, threads=1)
+    form: Form = "static" if precision == "int8" else ""
+    runner_name = RunnerName("openvino", precision, kernels=here, form=form)
+    options = RepositoryOptions(runner=runner_name, instances=2, threads=1)
     repository = repository_from_bundle(precise_bundle, tmp_path / "models", options)
     kernel = repository.path / "gmmvit_network" / "1" / library
     assert kernel.exists() == here

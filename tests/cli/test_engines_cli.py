@@ -30,15 +30,15 @@ def test_export_convert_build(gmmvit: Gmmvit, calibration_images: Path, tmp_path
     made = gmmvit("export", GOLDEN / "vit_gmm.pth", "-o", bundle, *EXPORT, *precisions, "--json")
     assert made.returncode == 0, made.stderr
     answer = json.loads(made.stdout)
-    assert list(answer["precisions"]) == ["fp16", "int8"]
+    assert list(answer["precisions"]) == ["fp16", "int8", "int8-static"]
     assert answer["precisions"]["int8"]["calibration"]["images"] == 16
-    assert answer["precisions"]["int8"]["cpu"]["calibration"]["images"] == 16
+    assert answer["precisions"]["int8-static"]["calibration"]["images"] == 16
     more = gmmvit("convert", bundle, "--precision", "bf16,int8", *precisions[2:], "--force")
     assert more.returncode == 0, more.stderr
     assert "blocks.2.attention" in more.stdout
     assert re.search(r"int8 +\S+ +\S+ +16 images", more.stdout)
-    assert re.search(r"int8, for CPUs +\S+ +\S+ +16 images", more.stdout)
-    written = [str(bundle / f"model.{name}.onnx") for name in ("bf16", "int8", "int8.cpu")]
+    assert re.search(r"int8, static, for CPUs +\S+ +\S+ +16 images", more.stdout)
+    written = [str(bundle / f"graphs/{name}.onnx") for name in ("bf16", "int8-static", "int8")]
     assert more.stdout.splitlines()[-3:] == written
     build = ("build", bundle, "--compute-capability", "8.9", "--require-fused", "--require-precision")
     text = gmmvit(*build, "--mask-cost", "--batch", "1", "--batch", "2:4:8")
@@ -92,7 +92,7 @@ def test_build_refuses(arguments: tuple[str, ...], message: str, precise_bundle:
 
 def test_build_of_what_is_not_there(bundle: Bundle, tmp_path: Path) -> None:
     named = ("--compute-capability", "8.9")
-    neither = "expected the graph model.fp16.onnx and its record model.fp16.json, got neither"
+    neither = "expected the graph graphs/fp16.onnx and its record graphs/fp16.json, got neither"
     assert "gmmvit convert" in refused(gmmvit_here("build", bundle.path, *named), neither)[1]
     refused(gmmvit_here("build", tmp_path / "nothing", *named), "expected a bundle, but this path does not exist")
     refused(gmmvit_here("build", bundle.onnx_path, *named), "is required for an ONNX file")
@@ -111,7 +111,7 @@ def test_doctor_of_a_bundle(
     fits = gmmvit("doctor", bundle, "--server-version", "25.04", "--json")
     assert fits.returncode == 0, fits.stdout
     checks = {(check["kind"], check["name"]): check for check in json.loads(fits.stdout)}
-    assert checks["graph", "model.int8.onnx"]["works"]
+    assert checks["graph", "graphs/int8.onnx"]["works"]
     assert checks["engine", "served"]["works"]
     assert "has TensorRT 10.9.0, which can load the engine" in checks["server", "served"]["detail"]
     live = gmmvit("doctor", bundle, "--server", server.grpc_url, "--json")  # Triton 2.51: TensorRT 10.5

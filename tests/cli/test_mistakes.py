@@ -157,8 +157,9 @@ def test_calibration_images_of_the_wrong_size_are_refused_before_the_export(kind
 
 def test_precisions_that_exist_are_refused_before_the_conversion(tmp_path: Path) -> None:
     """`gmmvit convert` checks these options before it opens the images; the bundle holds a graph already."""
-    (tmp_path / "model.fp16.onnx").write_bytes(b"precious")
-    with pytest.raises(OutputError, match=r"model\.fp16\.onnx exists") as caught:
+    (tmp_path / "graphs").mkdir()
+    (tmp_path / "graphs/fp16.onnx").write_bytes(b"precious")
+    with pytest.raises(OutputError, match=r"fp16\.onnx exists") as caught:
         variant_from_bundle(SimpleNamespace(path=tmp_path), "fp16")  # type: ignore[arg-type]  # nothing else is read
     assert caught.value.hint == "add --force to replace the file"  # no option names the path
 

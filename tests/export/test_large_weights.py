@@ -13,7 +13,6 @@ from onnx import numpy_helper
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import BundleError, InputError
-from gmmvit_deploy.export import _memory
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.graphs import weights
@@ -28,6 +27,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS, GOLDEN, cifar_options
 
 pytestmark = pytest.mark.integration
+MODULE = "gmmvit_deploy.export.bundle_from_checkpoint"
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_the_graph_is_the_same(large: Bundle, bundle: Bundle) -> None:
 @pytest.mark.nightly
 def test_the_other_precisions(large: Bundle, precision: str) -> None:
     variant = variant_from_bundle(large, precision)  # type: ignore[arg-type]
-    assert (large.path / f"model.{precision}.onnx.data").is_file()
+    assert (large.path / f"graphs/{precision}.onnx.data").is_file()
     assert variant.record is not None
     assert variant.record.golden["largest_rel"] < 0.1
     assert open_variant(large, precision) == variant  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def test_parity_and_the_runtimes(large: Bundle, bundle: Bundle) -> None:
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1] + b"x", lambda data: None], ids=["changed", "missing"])
 def test_a_damaged_file_of_weights_is_refused(change, large: Bundle, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    content = {file.name: file.read_bytes() for file in large.path.iterdir()}
+    content = {file.name: file.read_bytes() for file in large.path.iterdir() if file.is_file()}
     content["model.onnx.data"] = change(content["model.onnx.data"])
     for name, data in content.items():
         if data is not None:
@@ -96,8 +96,8 @@ def test_a_server_reads_the_weights(runtime: str, large: Bundle, tmp_path: Path)
 def test_an_export_that_does_not_fit_is_refused_before_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_memory, "weights_bytes", lambda checkpoint, weights: 2 * 2**30)
-    monkeypatch.setattr(_memory, "available_bytes", lambda: 6 * 2**30)
+    monkeypatch.setattr(f"{MODULE}.weights_bytes", lambda checkpoint, weights: 2 * 2**30)
+    monkeypatch.setattr(f"{MODULE}.available_bytes", lambda: 6 * 2**30)
     with pytest.raises(InputError, match=r"2\.00 GiB of weights takes about 8\.5 GiB of memory, and 6\.0 GiB are"):
         bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", tmp_path / "bundle", cifar_options())
     assert list(tmp_path.iterdir()) == []

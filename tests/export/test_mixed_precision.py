@@ -18,6 +18,7 @@ from gmmvit_deploy.graphs.quantize import projections_of
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from tests.cli.terminal import Answer, gmmvit_here, refused
 
+GPU, CPU, RECORD = "graphs/int8.onnx", "graphs/int8-mixed.onnx", "graphs/int8-mixed.json"
 DB = "53"
 """3 dB more than int8 gives on this bundle, and less than it gives with one projection in int8."""
 
@@ -34,11 +35,11 @@ def converted(
 
 
 def record_of(bundle: Bundle) -> dict:
-    return json.loads((bundle.path / "model.int8.json").read_text())
+    return json.loads((bundle.path / RECORD).read_text())
 
 
 def test_products_return_until_the_gate_holds(converted: tuple[Bundle, Answer]) -> None:
-    calibration = record_of(converted[0])["cpu"]["calibration"]
+    calibration = record_of(converted[0])["calibration"]
     recipe, curve = calibration["recipe"], calibration["curve"]
     left = [*recipe["dynamic"], *recipe["float32"]]
     returns = [row["dynamic"] + 2 * row["float32"] for row in curve]  # every projection is a matrix product
@@ -61,9 +62,9 @@ def test_products_return_until_the_gate_holds(converted: tuple[Bundle, Answer]) 
 def test_both_graphs_leave_the_same_projections(converted: tuple[Bundle, Answer]) -> None:
     """A graph for GPUs has no dynamic form, and computes these projections in float16."""
     bundle, _ = converted
-    recipe = record_of(bundle)["cpu"]["calibration"]["recipe"]
+    recipe = record_of(bundle)["calibration"]["recipe"]
     left, static = {*recipe["dynamic"], *recipe["float32"]}, [True, True]
-    for file, dynamic in (("model.int8.onnx", [False, False]), ("model.int8.cpu.onnx", [False, True])):
+    for file, dynamic in ((GPU, [False, False]), (CPU, [False, True])):
         graph = onnx.load(bundle.path / file).graph
         made = {output: node.op_type for node in graph.node for output in node.output}
         pairs = {
@@ -79,15 +80,15 @@ def test_both_graphs_leave_the_same_projections(converted: tuple[Bundle, Answer]
 def test_convert_and_inspect_print_what_returned_and_why(converted: tuple[Bundle, Answer]) -> None:
     bundle, answer = converted
     inspected = gmmvit_here("inspect", bundle.path)
-    calibration = record_of(bundle)["cpu"]["calibration"]
+    calibration = record_of(bundle)["calibration"]
     for text in (answer.out, inspected.out):
         assert all(f"{one['projection']} " in text for one in calibration["moved"])
         assert f"snr-db {DB}, on 32 images that set no range" in text
-    tried = re.search(r"model\.int8\.cpu\.onnx: what was tried\s+dB.*\s+─+\s+(\S+)", inspected.out)
+    tried = re.search(r"graphs/int8-mixed\.onnx: what was tried\s+dB.*\s+─+\s+(\S+)", inspected.out)
     assert tried is not None
     assert tried[1] == f"{max(one['db'] for one in calibration['tried']):.1f}"
     assert calibration["machine"] in inspected.out
-    assert json.loads(gmmvit_here("inspect", bundle.path, "--json").out)["records"]["int8"] == record_of(bundle)
+    assert json.loads(gmmvit_here("inspect", bundle.path, "--json").out)["records"]["int8-mixed"] == record_of(bundle)
     refused(gmmvit_here("inspect", bundle.path, "--report", "x.html"), "--report draws a checkpoint")
 
 
@@ -110,8 +111,8 @@ def test_parity_knows_the_products_that_returned(converted: tuple[Bundle, Answer
     assert calibration["verdict"] == "passed", calibration["reasons"]
     assert "Decisions kept against time" in (tmp_path / "page.html").read_text()
     record = record_of(converted[0])
-    forgotten = record["cpu"]["calibration"]["recipe"]["dynamic"].pop()
-    (tmp_path / "b" / "model.int8.json").write_text(json.dumps(record))
+    forgotten = record["calibration"]["recipe"]["dynamic"].pop()
+    (tmp_path / "b" / RECORD).write_text(json.dumps(record))
     checks = json.loads(gmmvit_here(*words).out)["runners"][0]["checks"]
     calibration = next(check for check in checks if check["name"] == "calibration")
     assert any(f"expected the node QuantizeLinear {forgotten}/" in why for why in calibration["reasons"])
@@ -132,10 +133,10 @@ def test_a_gate_that_only_float32_holds_writes_nothing(
     converted: tuple[Bundle, Answer], calibration_images: Path
 ) -> None:
     path = converted[0].path
-    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     words = ("--precision", "int8", "--calibration", calibration_images, "--snr-db", "150", "--force")
     refused(gmmvit_here("convert", path, *words), "the gate does not hold before all ")
-    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
 
 def test_a_gate_that_the_images_cannot_show_is_refused(bundle: Bundle, calibration_images: Path) -> None:

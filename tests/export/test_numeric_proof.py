@@ -138,7 +138,7 @@ def test_both_differences_are_in_the_manifest(name: str, tensor_bundles: dict[st
 def test_the_file_of_a_precision_is_proven_where_a_runtime_takes_it(
     precision: str, runs: set[str], reason: str, precise_bundle: Bundle
 ) -> None:
-    record = open_variant(precise_bundle, precision, for_cpu=True).record
+    record = open_variant(precise_bundle, precision, "static" if precision == "int8" else "").record
     assert record is not None
     proven = {name for name, proof in record.programs.items() if "largest_abs" in proof}
     assert runs <= proven
@@ -165,7 +165,7 @@ def test_a_fault_in_the_file_of_a_precision_ends_the_conversion(
     # The emulation would detect the fault as well; it is patched, so that only the proof of the file can.
     monkeypatch.setattr(variants, "emulated_outputs", lambda *given, **options: (bundle.golden_rows()[1]["logits"],))
     monkeypatch.setattr(variants, "prepared_graph", broken)
-    with pytest.raises(ExportError, match=r"model\.fp16\.onnx: .*: runner onnxruntime:fp16: it cannot run the"):
+    with pytest.raises(ExportError, match=r"fp16\.onnx: .*: runner onnxruntime:fp16: it cannot run the"):
         variant_from_bundle(copied, "fp16")
     assert {path.name for path in copied.path.iterdir()} == before
 
@@ -237,7 +237,7 @@ def test_a_fault_of_openvino_leaves_openvino_out(raises: bool, tmp_path: Path, m
         with open_runner(name, made) as runner, pytest.raises((RunnerUnavailableError, RuntimeError)):
             runner.run(made.golden()[0])
     if not raises:
-        variant_from_bundle(made, "bf16")  # a fault of OpenVINO, which runs model.onnx, is not one of model.bf16.onnx
+        variant_from_bundle(made, "bf16")  # a fault of OpenVINO, which runs model.onnx, is not one of graphs/bf16.onnx
         programs = open_variant(made, "bf16").record.programs  # type: ignore[union-attr]
         assert all("largest_abs" not in proof for proof in programs.values())
 
@@ -246,20 +246,18 @@ def test_a_fault_of_openvino_leaves_openvino_out(raises: bool, tmp_path: Path, m
 @pytest.mark.skipif(bool(int8_saturates()), reason="int8 products saturate on this CPU")
 @pytest.mark.parametrize("wrong", ["openvino", "openvino+kernels"])
 def test_a_fault_of_one_form_of_int8_leaves_the_other(
-    wrong: str, precise_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wrong: str, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, right = OpenVinoRunner._run, next(name for name in PROVEN[1:] if name != wrong)
-    assert fastest_runner(precise_bundle) == ("openvino+kernels", "")
+    assert fastest_runner(bundle) == ("openvino+kernels", "")
 
     def faulty(self: OpenVinoRunner, batch: Any) -> Any:
         return run(self, batch) + (self.precision == "int8" and self.name == wrong)
 
     monkeypatch.setattr(OpenVinoRunner, "_run", faulty)
-    made = open_bundle(shutil.copytree(precise_bundle.path, tmp_path / "bundle"))
-    for file in made.path.glob("model.int8*"):
-        file.unlink()
+    made = open_bundle(shutil.copytree(bundle.path, tmp_path / "bundle"))
     variant_from_bundle(made, "int8")
-    programs = open_variant(made, "int8", for_cpu=True).record.programs  # type: ignore[union-attr]
+    programs = open_variant(made, "int8", "dynamic").record.programs  # type: ignore[union-attr]
     assert "the logits differ from PyTorch's" in programs[wrong]["skipped"]
     assert "largest_abs" in programs[right]
     assert fastest_runner(made, "int8")[0] == right

@@ -14,7 +14,7 @@ import pytest
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.choices import Candidate, Choice, Machine, read_choices, write_choice
 from gmmvit_deploy.bundle.gates import Gate
-from gmmvit_deploy.bundle.variants import open_variant
+from gmmvit_deploy.bundle.variants import forms_in, open_variant
 from gmmvit_deploy.optimize import _race
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check
@@ -22,7 +22,7 @@ from gmmvit_deploy.parity.judgement import judgement_of
 from gmmvit_deploy.parity.report import RunnerReport
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runtimes.runners.open import open_runner
+from gmmvit_deploy.runtimes.runners.open import graph_of, open_runner
 from tests.cli.terminal import Answer, gmmvit_here, refused
 from tests.parity.test_quantised import planted
 from tests.planted.quantised import FAULTS
@@ -60,8 +60,7 @@ def _int8_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
         for run in programs:
             runner: Any = run.func.__self__  # type: ignore[attr-defined]
             run()
-            dynamic = runner.graph is not None and runner.graph.dynamic
-            speeds.append({"fp32": 1.0, "int8": 2.0 if dynamic else 2.5}.get(runner.precision, 0.5))
+            speeds.append({"fp32": 1.0, "int8": 2.0 if runner.form == "dynamic" else 2.5}.get(runner.precision, 0.5))
         return [[1 / speed] * 8 for speed in speeds]
 
     monkeypatch.setattr(_race, "seconds_in_turn", seconds)
@@ -112,8 +111,6 @@ def test_the_choice_is_written_beside_the_proven_files(
     assert not slow.passed
     assert slow.reason.startswith("slower than ")
     assert slow.judged is None  # it cannot win, so no image was spent on it
-    dynamic = of(choice, "openvino:int8-dynamic")
-    assert "the bundle holds int8 static" in dynamic.reason
     assert read_choices(bundle.path)[0][0] == other
     assert open_bundle(bundle.path).sha256 == precise_bundle.sha256
     assert f"chosen: {best.runner}" in answer.out
@@ -130,10 +127,27 @@ def test_a_wrong_int8_graph_is_left_out(precise_bundle: Bundle, labelled: Path, 
     wrong = of(choice, "onnxruntime:int8-static")
     assert not wrong.passed
     assert "its input saturates outside" in wrong.reason
-    assert choice.candidates[0].runner.precision == "fp32"
-    other = of(choice, "openvino:int8-dynamic")  # it would take the place of the user's graph
-    assert other.reason == f"the bundle holds int8 static; remove {bundle.path}/model.int8* to try every form"
-    assert wrong.graph_sha256 == open_variant(open_bundle(bundle.path), "int8", for_cpu=True).sha256
+    assert choice.candidates[0].runner.form in ("", "dynamic")
+    assert wrong.graph_sha256 == open_variant(bundle, "int8", "static").sha256
+
+
+def test_missing_forms_of_int8_are_tried_and_written_beside_what_was_there(
+    precise_bundle: Bundle, tmp_path: Path
+) -> None:
+    bundle = copied(precise_bundle, tmp_path)
+    before = {path: path.read_bytes() for path in bundle.path.rglob("*") if path.is_file()}
+    np.savez(tmp_path / "x.npz", images=photographs(3, 24))
+    choice, _ = optimized(bundle, "--data", f"array:{tmp_path / 'x.npz'}")
+    assert {path: path.read_bytes() for path in before} == before
+    assert {path.name for path in bundle.path.rglob("*") if path.is_file() and path not in before} == {
+        *("int8-dynamic.onnx", "int8-dynamic.json", "runners.json")
+    }
+    assert "--calibration" in of(choice, "openvino:int8-mixed").reason
+    for form in ("static", "dynamic"):
+        graph = graph_of(bundle, RunnerName.parse(f"openvino:int8-{form}"))
+        assert graph.path == bundle.path / f"graphs/int8-{form}.onnx"
+        assert graph.sha256 == of(choice, f"openvino:int8-{form}").graph_sha256
+    assert graph_of(bundle, RunnerName.parse("openvino:int8")).form == "static"
 
 
 def test_without_labels_decisions_decide_and_without_calibration_static_int8_is_left_out(
@@ -159,9 +173,7 @@ def test_without_labels_decisions_decide_and_without_calibration_static_int8_is_
 
 
 @pytest.mark.nightly
-def test_with_calibration_every_form_is_tried_and_the_chosen_graph_is_kept(
-    bundle: Bundle, labelled: Path, tmp_path: Path
-) -> None:
+def test_with_calibration_every_form_is_tried_and_kept(bundle: Bundle, labelled: Path, tmp_path: Path) -> None:
     copy = copied(bundle, tmp_path)
     np.savez(tmp_path / "calibration.npz", images=photographs(7, 64))
     arguments = ("--data", f"array:{labelled}", "--calibration", tmp_path / "calibration.npz", "--gate", "0.1")
@@ -172,9 +184,9 @@ def test_with_calibration_every_form_is_tried_and_the_chosen_graph_is_kept(
     best = choice.candidates[0]
     assert (best.passed, best.runner.precision) == (True, "int8")
     assert best.runner.form in forms
-    assert best.graph_sha256 == open_variant(open_bundle(copy.path), "int8", for_cpu=True).sha256
-    for candidate in choice.candidates:
-        assert candidate.runner.form in ("", best.runner.form) or not candidate.passed
+    assert {"static", "dynamic"} <= forms
+    assert best.graph_sha256 == open_variant(copy, "int8", best.runner.form).sha256
+    assert forms <= set(forms_in(copy, "int8"))
 
 
 def test_images_that_calibrate_do_not_judge(bundle: Bundle, labelled: Path) -> None:
@@ -226,7 +238,7 @@ def test_labels_that_cannot_judge_are_refused(
         np.savez(tmp_path / "x.npz", images=images, labels=wrong)
         words = ("optimize", bundle.path, "--data", f"array:{tmp_path / 'x.npz'}", "--limit", "200")
         with monkeypatch.context() as patched:
-            patched.delattr("gmmvit_deploy.optimize.run.converted")
+            patched.delattr("gmmvit_deploy.optimize.run.convert_missing")
             refused(gmmvit_here(*words), message)
         assert not (bundle.path / "runners.json").exists()
     choice, _ = optimized(bundle, *words[2:], "--keep-decisions", "0.5")

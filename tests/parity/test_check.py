@@ -95,7 +95,7 @@ def test_a_report_satisfies_its_schema(report: ParityReport) -> None:
     assert accuracy["details"]["top5"]["runner"] == 1.0
     assert sum(row["images"] for row in accuracy["details"]["per_class"]) == 40
     assert data["data"]["images"] == 40
-    assert data["runners"][1]["provenance"]["graph"] == "model.int8.cpu.onnx"
+    assert data["runners"][1]["provenance"]["graph"] == "int8-static.onnx"
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 

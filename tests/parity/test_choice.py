@@ -77,6 +77,18 @@ def test_the_versions_that_changed_are_named_and_the_choice_is_judged_again(
     assert "kept decisions 0.9900 then, " in check.summary
 
 
+def test_another_form_of_int8_is_not_the_choice(precise_bundle: Bundle, tmp_path: Path) -> None:
+    versions = {"onnxruntime": "1.0.0"}
+    bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:int8-static", versions=versions)
+    with open_runner("onnxruntime", bundle, precision="int8") as runner:
+        report = check_parity(bundle, [runner])
+    (of_runner,) = report.runners
+    assert "add onnxruntime" not in str(check_of(with_choice(bundle, report)).reasons)
+    other = replace(report, runners=(replace(of_runner, form="mixed"),))
+    reasons = check_of(with_choice(bundle, other)).reasons
+    assert "add onnxruntime:int8-static to --runner to judge it with what is installed now" in reasons
+
+
 @pytest.mark.nightly
 def test_a_choice_that_misses_its_gate_now_fails(precise_bundle: Bundle, tmp_path: Path) -> None:
     bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:int8")

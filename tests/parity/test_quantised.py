@@ -32,6 +32,7 @@ from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.reference import Reference, Sample
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.runner_name import Form
 from gmmvit_deploy.runtimes.kernels import openvino_kernels
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
@@ -44,7 +45,7 @@ from tests.planted.quantised import FAULTS, Constants, Fault
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 pytestmark = pytest.mark.integration
-CPU = "model.int8.cpu.onnx"
+CPU = "graphs/int8-static.onnx"
 
 
 def pixels() -> np.ndarray:
@@ -71,9 +72,9 @@ def planted(precise_bundle: Bundle, fault: Fault, tmp_path: Path, file: str = CP
     for tensor in proto.graph.initializer:
         tensor.CopyFrom(numpy_helper.from_array(constants[tensor.name], tensor.name))
     onnx.save(proto, path)
-    record = path.with_name(f"{file.removesuffix('.onnx').removesuffix('.cpu')}.json")
+    record = path.with_suffix(".json")
     data = json.loads(record.read_text())
-    (data["cpu"] if file == CPU else data)["onnx_sha256"] = sha256_of_file(path)
+    data["onnx_sha256"] = sha256_of_file(path)
     record.write_text(json.dumps(data))
     return open_bundle(tmp_path / "bundle")
 
@@ -109,7 +110,7 @@ def test_single_images_and_batches_are_judged_and_the_worst_counts(precise_bundl
     def turned(logits: np.ndarray) -> np.ndarray:
         return np.roll(logits, 1, axis=1) if len(logits) == wrong else logits
 
-    variant = open_variant(precise_bundle, "int8", for_cpu=True)
+    variant = open_variant(precise_bundle, "int8", "static")
     with Altered(precise_bundle, turned, variant=variant) as runner:
         options = ParityOptions(data=photographs(), keep_decisions=0.9)
         report = check_parity(precise_bundle, [runner], options).runners[0]
@@ -157,7 +158,7 @@ def test_logits_that_are_not_finite_are_changed_decisions(precise_bundle: Bundle
 def test_planted_faults_are_named_without_images(what: str, precise_bundle: Bundle, tmp_path: Path) -> None:
     fault, named = FAULTS[what]
     bundle = planted(precise_bundle, fault, tmp_path)
-    check = check_calibration(bundle, QuantisedGraph(bundle, "int8", for_cpu=True), None)
+    check = check_calibration(bundle, QuantisedGraph(bundle, "int8", "static"), None)
     assert check.verdict == "failed"
     assert any(reason.startswith("quantisation: ") and named in reason for reason in check.reasons), check.reasons
 
@@ -168,25 +169,25 @@ def test_planted_faults_of_graphs_for_gpus_are_named(
     precision: Precision, precise_bundle: Bundle, tmp_path: Path
 ) -> None:
     def verdict(bundle: Bundle) -> Check:
-        return check_calibration(bundle, QuantisedGraph(bundle, precision, for_cpu=False), None)
+        return check_calibration(bundle, QuantisedGraph(bundle, precision, ""), None)
 
     def rolled(constants: Constants, graph: onnx.GraphProto) -> None:
         name = next(node.input[0] for node in graph.node if node.op_type == "DequantizeLinear" and "axis" in str(node))
         constants[name] = np.roll(constants[name], 1, axis=0)
 
     assert verdict(precise_bundle).verdict == "passed"
-    wrong = verdict(planted(precise_bundle, rolled, tmp_path, f"model.{precision}.onnx"))
+    wrong = verdict(planted(precise_bundle, rolled, tmp_path, f"graphs/{precision}.onnx"))
     assert wrong.verdict == "failed"
     assert "blocks.0.attention.qkv" in wrong.reasons[0]
 
 
 def test_other_nodes_of_another_version_are_undecided(precise_bundle: Bundle, tmp_path: Path) -> None:
     bundle = planted(precise_bundle, FAULTS["a norm is left out"][0], tmp_path)
-    path = bundle.path / "model.int8.json"
+    path = bundle.path / "graphs/int8-static.json"
     data = json.loads(path.read_text())
-    data["cpu"]["versions"]["torch"] = "1.0"
+    data["versions"]["torch"] = "1.0"
     path.write_text(json.dumps(data))
-    check = check_calibration(bundle, QuantisedGraph(bundle, "int8", for_cpu=True), None)
+    check = check_calibration(bundle, QuantisedGraph(bundle, "int8", "static"), None)
     assert check.verdict == "undecided"
     assert "torch 1.0" in check.reasons[0]
     assert f"gmmvit convert {bundle.path} --precision int8 --calibration IMAGES --force" in check.reasons[0]
@@ -268,7 +269,7 @@ def test_a_kernel_that_saturates_is_named(precise_bundle: Bundle, monkeypatch: p
 def test_a_server_in_int8_is_compared_with_the_quantised_graph(precise_bundle: Bundle) -> None:
     """The server is right, and quantisation must not be taken for wrong preprocessing."""
     bundle = precise_bundle
-    golden, graph = bundle.golden_set(), QuantisedGraph(bundle, "int8", for_cpu=True)
+    golden, graph = bundle.golden_set(), QuantisedGraph(bundle, "int8", "static")
     images = {b"photograph": pixels()[0], **dict(zip(golden.images, golden.image_pixels, strict=True))}
     offered = iter([NotOfferedError("no preprocessing model here")])
 
@@ -294,12 +295,12 @@ def test_a_server_in_int8_is_compared_with_the_quantised_graph(precise_bundle: B
     assert "gives the quantised graph's logits for 1 images of the data" in check.summary
 
 
-@pytest.mark.parametrize("for_cpu", [False, True])
+@pytest.mark.parametrize("form", ["", "static"])
 @pytest.mark.nightly
 def test_the_recorded_db_is_that_of_the_graph_that_ships(
-    for_cpu: bool, precise_bundle: Bundle, calibration_images: Path
+    form: Form, precise_bundle: Bundle, calibration_images: Path
 ) -> None:
-    variant = open_variant(precise_bundle, "int8", for_cpu=for_cpu)
+    variant = open_variant(precise_bundle, "int8", form)
     assert variant.record is not None
     assert variant.record.calibration is not None
     with np.load(calibration_images) as arrays:

@@ -168,11 +168,11 @@ def test_the_doctor_states_the_oldest_server_that_reads_a_graph(precise_bundle: 
     """Release 24.05 has ONNX Runtime 1.18, which reads IR version 10 and opset 21."""
     checks = {check.name: check.detail for check in examine_bundle(precise_bundle, None)}
     oldest = "the ONNX Runtime backend of Triton 24.05 or newer loads it, with --runner onnxruntime-cuda 24.06 or newer"
-    for name in ("model.onnx", "model.fp16.onnx", "model.int8.onnx"):
+    for name in ("model.onnx", "graphs/fp16.onnx", "graphs/int8.onnx"):
         graph = onnx.load(precise_bundle.path / name)
         assert (graph.ir_version, graph.opset_import[0].version) <= (10, 21)
         assert oldest in checks[name]
-    assert oldest not in checks["model.bf16.onnx"]
+    assert oldest not in checks["graphs/bf16.onnx"]
 
 
 def test_the_servers_onnxruntime_may_run_on_a_gpu(precise_bundle: Bundle, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_the_servers_onnxruntime_may_build_on_load(precise_bundle: Bundle, tmp_p
     assert (accelerator.name, dict(accelerator.parameters)) == ("tensorrt", {"precision_mode": "FP16"})
     assert network.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
     copied = tmp_path / "r" / "gmmvit_network" / "1" / "model.onnx"
-    assert copied.read_bytes() == (precise_bundle.path / "model.fp16.onnx").read_bytes()
+    assert copied.read_bytes() == (precise_bundle.path / "graphs/fp16.onnx").read_bytes()
 
 
 def test_without_normalisation_there_is_only_the_network(tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:

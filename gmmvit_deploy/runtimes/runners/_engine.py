@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.bundle.artifacts import Bundle
 
-__all__ = ["EngineRunner"]
-
 
 class EngineRunner(Runner):
     """Runs a TensorRT engine on this machine's GPU.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.bundle.variants import Variant
 
-__all__ = ["OpenVinoRunner", "sha256_of_model"]
-
 
 class OpenVinoRunner(Runner):
     """Runs ``model.onnx`` of a bundle in float32 or bf16, or the bundle's int8 graph.
@@ -69,6 +67,7 @@ class OpenVinoRunner(Runner):
             )
         self.precision = precision
         self.graph = variant
+        self.form = variant.form
         self.version = str(openvino.__version__)
         ours = None
         if kernels:

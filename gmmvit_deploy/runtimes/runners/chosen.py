@@ -28,15 +28,6 @@ from gmmvit_deploy.runtimes.programs.openvino import has_bf16, kernels_for_graph
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS
 from gmmvit_deploy.runtimes.runners.open import fastest_runner, graph_of
 
-__all__ = [
-    "ChosenRunner",
-    "changed_versions",
-    "choice_of_this_machine",
-    "choose_runner",
-    "runtime_versions",
-    "this_machine",
-]
-
 _PROVIDERS = {"onnxruntime-cuda": CUDA, "onnxruntime-tensorrt": TENSORRT}
 
 
@@ -143,7 +134,7 @@ def _why_not(bundle: Bundle, candidate: Candidate, runners: Collection[str]) -> 
 
 
 def _why_not_openvino(runner: RunnerName, graph: Variant) -> str:
-    if why := why_no_openvino(runner.precision, dynamic=graph.dynamic):
+    if why := why_no_openvino(runner.precision, dynamic=graph.form == "dynamic"):
         return why
     if SPECS[runner.precision].openvino == "bf16" and not has_bf16():
         return "this CPU has no bf16"

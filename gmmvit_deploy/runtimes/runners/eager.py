@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.bundle.artifacts import Bundle
 
-__all__ = ["CompiledRunner", "EagerRunner"]
-
 
 class EagerRunner(Runner):
     """Runs the trained module without folding or export, as a reference.  The masks are computed as in training.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.bundle.variants import Variant
 
-__all__ = ["LOGITS", "inspectable_in_onnxruntime", "stand_in"]
-
 LOGITS = "logits"
 """The key of the first output among the tensors of an inspected graph, also if the output is called features."""
 _NAMED = "{}, with the outputs of its blocks as additional outputs"
@@ -54,10 +52,7 @@ def _values(
     inputs: NDArray[Any],
     tensors: Sequence[str],
 ) -> dict[str, NDArray[Any]]:
-    """Run the graph and return the named tensors and the logits: name → array.
-
-    Errors: BundleError when ONNX Runtime cannot load or run the graph with the additional outputs.
-    """
+    """Run the graph and return the named tensors and the logits: name → array."""
     # ONNX Runtime has no bfloat16 operators on a CPU, so bfloat16 is emulated in float32.
     tapped = without_bfloat16(_with_outputs(proto, tensors))
     session = open_session(tapped, _NAMED.format(name))

@@ -9,8 +9,6 @@ from gmmvit_deploy.precision import Precision, precision_from
 from gmmvit_deploy.runner_name import FORMS, RunnerName
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 
-__all__ = ["DEFAULT_URLS", "IN_PROCESS", "ON_CPUS", "ON_GPUS", "RUNNERS", "runner_from"]
-
 RUNNERS = (
     "eager",
     "eager-gpu",
@@ -52,9 +50,9 @@ def runner_from(text: str, known: Collection[str] = RUNNERS, *, precision: Preci
             f"--runner {runner.name}: this command cannot use this runner", hint=f"type one of {', '.join(known)}"
         )
     precision_from(runner.precision)
-    if runner.form and (runner.precision != "int8" or runner.form not in FORMS):
+    if runner.form and (runner.precision != "int8" or runner.form not in FORMS or runner.name not in ON_CPUS):
         raise InputError(
-            f"--runner {text}: {runner.precision} has no form {runner.form!r}",
-            hint=f"type the precision alone; only int8 has forms: {', '.join(FORMS)}",
+            f"--runner {text}: {runner.name}:{runner.precision} has no form {runner.form!r}",
+            hint=f"type the precision alone; only int8 of {', '.join(ON_CPUS)} has forms: {', '.join(FORMS)}",
         )
     return runner

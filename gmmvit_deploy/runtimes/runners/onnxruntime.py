@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.variants import Variant
     from gmmvit_deploy.runtimes.runners.runner import Device
 
-__all__ = ["CUDA_OPTIONS", "OnnxRuntimeGpuRunner", "OnnxRuntimeRunner", "cuda_runner", "tensorrt_runner"]
-
 CUDA_OPTIONS = {"device_id": "0", "use_tf32": "0"}  # with TF32, a float32 graph has the accuracy of 10 bits
 _USUAL_BATCH = 8
 
@@ -77,7 +75,7 @@ class OnnxRuntimeRunner(_SessionRunner):
         """
         super().__init__(bundle)
         self.graph = variant or open_variant(bundle, "fp32")
-        self.precision = self.graph.precision
+        self.precision, self.form = self.graph.precision, self.graph.form
         if self.precision not in ONNXRUNTIME_PRECISIONS:
             raise RunnerUnavailableError(
                 f"runner {self.name}: ONNX Runtime computes in {', '.join(ONNXRUNTIME_PRECISIONS)} on a CPU, "

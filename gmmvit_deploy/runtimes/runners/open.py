@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.bundle.variants import Variant, open_variant, record_of
-from gmmvit_deploy.errors import BundleError, InputError, RunnerUnavailableError
+from gmmvit_deploy.bundle.variants import Variant, cpu_form, open_variant, record_of
+from gmmvit_deploy.errors import InputError, RunnerUnavailableError
 from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS, Precision, graph_precision
 from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.engines.card import open_engine
@@ -47,7 +46,7 @@ def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list
     graph.  Errors: BundleError when the bundle has no graph in this precision.  RunnerUnavailableError when no runner
     computes in it here.
     """
-    graph = open_variant(bundle, graph_precision(precision), for_cpu=True)
+    graph = _graph_for_cpus(bundle, precision)
     wrong = _wrong_runners(bundle, graph, precision)
     why_not = [f"onnxruntime: {wrong['onnxruntime']}"] if "onnxruntime" in wrong else []
     runs = precision in ONNXRUNTIME_PRECISIONS and not graph.only_openvino and not why_not
@@ -61,7 +60,7 @@ def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list
 
 def fastest_runner(bundle: Bundle, precision: Precision = "fp32") -> tuple[str, str]:
     """Return (the runner that is usually the fastest on a CPU, the reason why a faster one cannot run here, or "")."""
-    graph = open_variant(bundle, graph_precision(precision), for_cpu=True)
+    graph = _graph_for_cpus(bundle, precision)
     name, why = _in_openvino(graph, precision, _wrong_runners(bundle, graph, precision))
     return name or "onnxruntime", why
 
@@ -78,11 +77,8 @@ def _wrong_runners(bundle: Bundle, graph: Variant, precision: Precision) -> dict
 
 
 def _in_openvino(graph: Variant, precision: Precision, wrong: Mapping[str, str]) -> tuple[str, str]:
-    """Return (the runner of OpenVINO, or "" if none can run the graph, why the runner or its kernels cannot run).
-
-    wrong: the result of `_wrong_runners`.
-    """
-    if why := why_no_openvino(precision, dynamic=graph.dynamic):
+    """Return (the runner of OpenVINO, or "" if none can run the graph, why the runner or its kernels cannot run)."""
+    if why := why_no_openvino(precision, dynamic=graph.form == "dynamic"):
         return "", why
     path = graph.path
     ours, why = kernels_for_graph(path, precision)
@@ -184,18 +180,16 @@ def open_runner(
 
 
 def graph_of(bundle: Bundle, runner: RunnerName) -> Variant:
-    """Open the graph that a runner loads.
-
-    Errors: as `open_variant`; BundleError when the graph has another form than ``runner`` states.
-    """
+    """Open the graph that a runner loads.  Errors: as `open_variant`."""
     precision = graph_precision(runner.precision) if runner.runtime == "openvino" else runner.precision
-    graph = open_variant(bundle, precision, for_cpu=runner.name in ON_CPUS)
-    if runner.form and graph.record is not None and graph.record.form != runner.form:
-        raise BundleError(
-            f"{graph.path}: expected {precision} in the form {runner.form}, got the form {graph.record.form}",
-            hint=f"type --runner {replace(runner, form='')} to run this graph",
-        )
-    return graph
+    if runner.name in ON_CPUS:
+        return open_variant(bundle, precision, runner.form or cpu_form(bundle, precision))
+    return open_variant(bundle, precision)
+
+
+def _graph_for_cpus(bundle: Bundle, precision: Precision) -> Variant:
+    precision = graph_precision(precision)
+    return open_variant(bundle, precision, cpu_form(bundle, precision))
 
 
 @contextmanager
@@ -221,8 +215,7 @@ def open_runners(
     """
     requested = [_with_precision(name, precision) for name in names]
     bare = [runner.name for runner in requested]
-    plain = [str(replace(runner, form="")) for runner in requested]  # a bundle has one form
-    if repeated := sorted({label for label in plain if plain.count(label) > 1}):
+    if repeated := sorted({str(runner) for runner in requested if requested.count(runner) > 1}):
         raise InputError(f"runner {', '.join(repeated)} is named more than once")
     by_protocol = {protocol_of(url): url for url in urls}
     if len(by_protocol) < len(urls):

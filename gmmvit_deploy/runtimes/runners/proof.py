@@ -14,6 +14,7 @@ import numpy as np
 from gmmvit_deploy.bundle.variants import recorded_distances
 from gmmvit_deploy.errors import RunnerUnavailableError
 from gmmvit_deploy.precision import QUANTIZED, Precision
+from gmmvit_deploy.runner_name import Form
 from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.reference_outputs import wrong_in_batch
 from gmmvit_deploy.tolerances import limit_from_stored
@@ -23,16 +24,14 @@ if TYPE_CHECKING:
     from gmmvit_deploy.models.specs import OutputName
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["output_limits", "require_right_outputs"]
 
-
-def output_limits(bundle: Bundle, precision: Precision, *, for_cpu: bool) -> dict[OutputName, float]:
+def output_limits(bundle: Bundle, precision: Precision, form: Form) -> dict[OutputName, float]:
     """Return name of an output → the largest allowed difference from the reference outputs.
 
     A quantised graph without a recorded distance must only give finite values.
-    for_cpu: True for the graph that CPUs run.
+    form: of a graph for CPUs in int8.
     """
-    recorded = recorded_distances(bundle, precision, for_cpu=for_cpu)
+    recorded = recorded_distances(bundle, precision, form)
     limits: dict[OutputName, float] = {}
     for number, (output, values) in enumerate(bundle.golden_rows()[1].items()):
         distance = recorded.get("features_largest_abs" if number else "largest_abs")
@@ -55,7 +54,7 @@ def require_right_outputs(runner: Runner, *, several: bool) -> None:
     size = runner.fitting(min(max(8, 2 * cores()) if several else 1, runner.max_batch))
     inputs, expected = bundle.golden_rows()
     inputs, expected = inputs[-size:], {output: values[-size:] for output, values in expected.items()}
-    limits = output_limits(bundle, runner.precision, for_cpu=runner.device == "cpu")
+    limits = output_limits(bundle, runner.precision, runner.form)
     if problem := wrong_in_batch(runner.computed, inputs, expected, limits, size):
         other = "openvino" if runner.name == "onnxruntime" else "onnxruntime"
         tf32 = "set NVIDIA_TF32_OVERRIDE=0, or " if runner.settings.get("TF32", "off") != "off" else ""

@@ -17,12 +17,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.runner_name import Form, RunnerName
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -101,6 +101,7 @@ class Runner:
     as LoadGen, calls it back.
     callers: number of calls that the runner runs in parallel.
     graph: the bundle's graph that the program was made from; None if there is no such graph or the graph is unknown.
+    form: the form of the int8 graph that runs on a CPU; "" for another graph.
     server: the models on the runner's server; None for a runner in this process.
     runtime: name of the runtime, for messages; empty if the runner's name is enough.
     own_kernels: True if the graph that runs contains this project's CPU kernels.
@@ -116,6 +117,7 @@ class Runner:
     graph: Variant | None = None
     server: Served | None = None
     runtime: str = ""
+    form: Form = ""
     own_kernels: bool = False
     judged: bool = False
 
@@ -167,7 +169,7 @@ class Runner:
     @property
     def label(self) -> str:
         """The `RunnerName` as text, such as ``openvino:bf16``."""
-        return str(RunnerName.parse(self.name, self.precision))
+        return str(replace(RunnerName.parse(self.name, self.precision), form=self.form))
 
     def provenance(self) -> dict[str, str]:
         """Return name → value of the program's hashes, versions and settings, which identify the program."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.variants import Variant
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
-__all__ = ["measured_speed", "speed_in_words"]
-
 _BATCHES = (1, 16)
 _RUNTIMES = (("openvino+kernels", "openvino"), ("onnxruntime",))
 """The runners of each runtime; the first that can run here would serve the network."""
@@ -51,7 +49,7 @@ def measured_speed(bundle: Bundle, variant: Variant) -> dict[str, Any]:
     batches = sorted({min(batch, bundle.manifest.max_batch) for batch in _BATCHES})
     ratios: dict[str, dict[str, list[float]]] = {}
     for names in _RUNTIMES:
-        if names[-1] == "openvino" and why_no_openvino(variant.precision, dynamic=variant.dynamic):
+        if names[-1] == "openvino" and why_no_openvino(variant.precision, dynamic=variant.form == "dynamic"):
             continue
         runner, base = _first(narrow, names), _first(plain, names)
         if runner is not None and base is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.bundle.variants import open_variant
+from gmmvit_deploy.bundle.variants import cpu_form, open_variant
 from gmmvit_deploy.errors import BundleError, NotOfferedError, ServerError
 from gmmvit_deploy.precision import precision_from
+from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL, TritonConnection
 from gmmvit_deploy.runtimes.runners.inspection import stand_in
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gmmvit_deploy.bundle.artifacts import Bundle
-
-__all__ = ["TritonRunner"]
 
 
 class TritonRunner(Runner):
@@ -83,6 +82,8 @@ class TritonRunner(Runner):
         )
         self.precision = precision_from(served.precision)
         self.device = "gpu" if served.on_gpu else "cpu"
+        if not served.on_gpu:
+            self.form = RunnerName.parse(served.runner).form or cpu_form(bundle, self.precision)
         self._settings = dict(served.settings)
         self.max_batch = min(self.max_batch, served.max_batch)
 
@@ -99,7 +100,7 @@ class TritonRunner(Runner):
         return {"server": f"{version} at {self._connection.url}", "model": self._network}
 
     def inspectable(self) -> Inspection:
-        graph = open_variant(self.bundle, self.precision, for_cpu=self.device == "cpu")
+        graph = open_variant(self.bundle, self.precision, self.form)
         return stand_in(graph, f"{self.name} cannot be inspected")
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle, Manifest
-from gmmvit_deploy.bundle.variants import recorded_errors
+from gmmvit_deploy.bundle.variants import recorded_distances
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
@@ -89,8 +89,7 @@ def require_golden_answers(bundle: Bundle, grpc_url: str, go_on: Callable[[], No
     golden = bundle.golden_set()
     with ExitStack() as opened:
         runner = opened.enter_context(closing(TritonRunner(bundle, grpc_url)))
-        errors = recorded_errors(bundle, runner.precision, for_cpu=runner.device == "cpu")
-        recorded = errors["largest_abs"] if errors else None
+        recorded = recorded_distances(bundle, runner.precision, runner.form).get("largest_abs")
         limit = limit_from_stored(bundle.stored_noise(golden.logits), runner.precision, recorded=recorded)
         answers = []
         for row in range(len(golden.inputs)):

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
 from gmmvit_deploy.bundle.choices import CHOICES_FILE
+from gmmvit_deploy.bundle.variants import GRAPHS
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.files.writing import new_file, new_folder
 
@@ -131,7 +132,9 @@ class State:
         self._delete_bundles_except({bundle.sha256, before})
 
     def copy_of(self, bundle: Bundle) -> Bundle:
-        """Copy a bundle into the folder, unless a copy is there, and open the copy, with the runners last chosen.
+        """Copy a bundle into the folder, and open the copy.
+
+        A copy that is there gets what conversions and choices have added to the bundle since.
 
         Errors: OutputError when the copy cannot be written, BundleError when the copy is damaged.
         """
@@ -142,9 +145,15 @@ class State:
                 for file in sorted(bundle.path.iterdir()):
                     if file.is_file():
                         shutil.copyfile(file, folder / file.name)
-        elif (bundle.path / CHOICES_FILE).is_file() and not path.samefile(bundle.path):
-            with new_file(path / CHOICES_FILE, force=True) as chosen:
-                chosen.write((bundle.path / CHOICES_FILE).read_bytes())
+                if (bundle.path / GRAPHS).is_dir():
+                    shutil.copytree(bundle.path / GRAPHS, folder / GRAPHS)
+        elif not path.samefile(bundle.path):
+            (path / GRAPHS).mkdir(exist_ok=True)
+            # A choice is of graphs, so it comes last.
+            for source in (*sorted((bundle.path / GRAPHS).glob("*")), bundle.path / CHOICES_FILE):
+                if source.is_file():
+                    with source.open("rb") as old, new_file(path / source.relative_to(bundle.path), force=True) as new:
+                        shutil.copyfileobj(old, new)
         return open_bundle(path)
 
     def path_of(self, sha256: str) -> Path:

@@ -123,7 +123,7 @@ def test_a_card_describes_the_engine(engine: Engine, precise_bundle: Bundle, rtx
         "plan": sha256_of_file(engine.plan_path),
         "bundle": precise_bundle.sha256,
         "checkpoint": precise_bundle.manifest.checkpoint["sha256"],
-        "onnx": sha256_of_file(precise_bundle.path / "model.fp16.onnx"),
+        "onnx": sha256_of_file(precise_bundle.path / "graphs/fp16.onnx"),
     }
     record = open_variant(precise_bundle, "fp16").record
     assert record is not None
@@ -134,7 +134,7 @@ def test_a_card_describes_the_engine(engine: Engine, precise_bundle: Bundle, rtx
     assert card.tensor == {"name": "pixels", "dtype": "uint8", "shape": [32, 32, 3]}
     assert [str(profile) for profile in card.profiles] == ["1:8:8"]
     assert card.flags["tf32"] is False
-    assert "--onnx=model.fp16.onnx" in card.trtexec
+    assert "--onnx=fp16.onnx" in card.trtexec
     assert sum(card.layers["8.9"]) == (engine.path / "layers.txt").read_text().count("\nName: ")
     assert sum(card.shares["8.9"].values()) == pytest.approx(1)
     assert card.versions["tensorrt-rtx"] == rtx.version
@@ -236,7 +236,7 @@ class TestRequired:
     @pytest.mark.nightly
     def test_a_graph_that_the_policy_does_not_know(self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
         """A requirement that cannot be judged does not pass."""
-        proto = onnx.load(precise_bundle.path / "model.fp16.onnx")
+        proto = onnx.load(precise_bundle.path / "graphs/fp16.onnx")
         node = next(node for node in proto.graph.node if node.op_type == "Gelu")
         node.op_type = "Erf"
         del node.metadata_props[:]  # a node without a declared role, as in a graph from another exporter
@@ -287,7 +287,7 @@ class TestRefused:
             engine_from_onnx(tmp_path / "m.onnx", ADA, rtx, out=tmp_path / "e")
 
     def test_a_graph_that_the_parser_refuses(self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
-        proto = onnx.load(precise_bundle.path / "model.fp16.onnx")
+        proto = onnx.load(precise_bundle.path / "graphs/fp16.onnx")
         next(node for node in proto.graph.node if node.op_type == "Softmax").op_type = "Sofmax"
         with pytest.raises(EngineError, match="failed to build the engine"):
             engine_from_onnx(saved(proto, tmp_path / "m.onnx"), ADA, rtx, out=tmp_path / "e")

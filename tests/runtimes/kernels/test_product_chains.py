@@ -129,7 +129,7 @@ def test_what_is_broadcast_is_not_added_in_a_chain(kernels: Kernels) -> None:
 
 @needs_kernel
 def test_our_products_run_for_rows_that_all_cores_share(kernels: Kernels, precise_bundle: Bundle) -> None:
-    variant = open_variant(precise_bundle, "int8", for_cpu=True)
+    variant = open_variant(precise_bundle, "int8", "static")
     inputs = fresh_inputs(precise_bundle, 4)
     with OpenVinoRunner(precise_bundle, variant, precision="int8", kernels=True, threads=2) as runner:
         program = runner.program

@@ -141,7 +141,7 @@ def test_int8_values_move_between_the_windows_of_swin(tmp_path: Path) -> None:
 
 @needs_kernel
 def test_our_norms_run_in_a_chunk_and_not_for_a_single_image(precise_bundle: Bundle) -> None:
-    variant = open_variant(precise_bundle, "int8", for_cpu=True)
+    variant = open_variant(precise_bundle, "int8", "static")
     with OpenVinoRunner(precise_bundle, variant, precision="int8", kernels=True) as runner:
         inputs = fresh_inputs(precise_bundle, CHUNK * runner.program.threads)
         program = runner.program

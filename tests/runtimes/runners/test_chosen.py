@@ -43,7 +43,7 @@ def test_a_graph_that_was_written_again_is_not_taken(precise_bundle: Bundle, tmp
     bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:fp16", graph_sha256="0" * 64)
     chosen = choose_runner(bundle)
     assert str(chosen.runner) == fastest_runner(bundle)[0]
-    assert any("model.fp16.onnx is not the graph that was judged" in note for note in chosen.notes)
+    assert any("fp16.onnx is not the graph that was judged" in note for note in chosen.notes)
 
 
 def test_a_choice_that_was_judged_with_other_versions_says_so(precise_bundle: Bundle, tmp_path: Path) -> None:

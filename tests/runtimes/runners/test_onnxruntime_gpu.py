@@ -208,7 +208,7 @@ def test_names_take_a_precision_and_no_engine(bundle: Bundle, tmp_path: Path) ->
     with pytest.raises(InputError, match="runner onnxruntime-cuda takes no --engine"):
         open_runner("onnxruntime-cuda", bundle, engine=tmp_path)
     with (
-        pytest.raises(BundleError, match=r"expected the graph model\.fp16\.onnx"),
+        pytest.raises(BundleError, match=r"expected the graph graphs/fp16\.onnx"),
         open_runners(["onnxruntime-tensorrt:fp16"], bundle),
     ):
         pass

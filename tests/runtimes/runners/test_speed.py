@@ -19,7 +19,7 @@ from gmmvit_deploy.runtimes.runners.speed import measured_speed, speed_in_words
 def test_every_runtime_that_serves_the_precision_is_timed(
     precision: str, onnxruntime: bool, precise_bundle: Bundle
 ) -> None:
-    variant = open_variant(precise_bundle, precision, for_cpu=True)  # type: ignore[arg-type]
+    variant = open_variant(precise_bundle, precision, "static" if precision == "int8" else "")  # type: ignore[arg-type]
     speed = measured_speed(precise_bundle, variant)
     openvino = not why_no_openvino(variant.precision)
     expected = ["openvino"] * openvino + ["onnxruntime"] * onnxruntime
@@ -48,7 +48,7 @@ def test_the_record_keeps_the_measurement(bundle: Bundle, tmp_path: Path) -> Non
     shutil.copytree(bundle.path, tmp_path / "bundle")
     (variant,) = variants_from_bundle(open_bundle(tmp_path / "bundle"), ["fp16"])
     assert variant.record is not None
-    speed = json.loads((tmp_path / "bundle" / "model.fp16.json").read_text())["speed"]
+    speed = json.loads((tmp_path / "bundle" / "graphs/fp16.json").read_text())["speed"]
     assert speed == variant.record.speed
     assert set(speed) == {"cpu", "cores", "times_as_fast"}
     assert "onnxruntime" in speed["times_as_fast"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.serving.rollout._state import State, socket_address
 
@@ -36,6 +37,14 @@ def test_the_folder_keeps_the_promoted_bundle_and_the_bundle_before(
     assert promoted is not None
     assert (promoted.bundle, promoted.before) == (precise_bundle.sha256, tensor_bundle.sha256)
     assert {path.name for path in (tmp_path / "bundles").iterdir()} == {precise_bundle.sha256, tensor_bundle.sha256}
+
+
+def test_a_copy_gets_the_graphs_that_were_converted_since(
+    tmp_path: Path, bundle: Bundle, precise_bundle: Bundle
+) -> None:
+    State(tmp_path).copy_of(bundle)
+    copy = State(tmp_path).copy_of(precise_bundle)  # the same bundle, with graphs in other precisions
+    assert open_variant(copy, "int8", "static").sha256 == open_variant(precise_bundle, "int8", "static").sha256
 
 
 def test_a_damaged_copy_is_refused(tmp_path: Path, bundle: Bundle) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.bundle.variants import onnx_file, open_variant
+from gmmvit_deploy.bundle.variants import graph_file, open_variant
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
@@ -86,7 +86,7 @@ def external(tmp_path_factory: pytest.TempPathFactory) -> External:
 
 
 def graph_in(external: External, precision: Precision) -> onnx.ModelProto:
-    return onnx.load(external.bundle.path / onnx_file(precision))
+    return onnx.load(external.bundle.path / graph_file(precision))
 
 
 def weights_before_division(network: Any, images: torch.Tensor) -> torch.Tensor:
@@ -132,10 +132,10 @@ def test_positions_whose_weights_all_underflow(precision: Precision, external: E
 
 def test_convert_needs_the_class(external: External) -> None:
     path = external.bundle.path
-    before = (path / "model.fp16.onnx").read_bytes()
+    before = (path / "graphs/fp16.onnx").read_bytes()
     answer = gmmvit_here("convert", path, "--precision", "fp16", "--force")
     assert answer.status == 1
     assert "hint: add --model external.py:Classifier" in without_progress(answer.err)
     answer = gmmvit_here("convert", path, "--precision", "fp16", "--force", "--model", external.model)
     assert answer.status == 0, answer
-    assert (path / "model.fp16.onnx").read_bytes() == before
+    assert (path / "graphs/fp16.onnx").read_bytes() == before

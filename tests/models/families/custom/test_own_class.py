@@ -168,7 +168,7 @@ def test_bench_without_the_class_expects_the_stored_logits(own_bundle: OwnBundle
     expected = Expected(bundle, inputs)
     indices = np.array([0, 15, 19])
     assert expected.largest(indices, stored[indices]) == 0
-    assert bundle.manifest.float32_noise < expected.limit("fp32", for_cpu=True).largest < 1e-3
+    assert bundle.manifest.float32_noise < expected.limit("fp32").largest < 1e-3
     refused(
         gmmvit_here("bench", bundle.path, "--runner", "onnxruntime", "--data", "digits"),
         "PyTorch's logits of these images are not known",
@@ -241,7 +241,7 @@ def test_an_operator_without_a_known_role_keeps_the_class_in_float32(tmp_path: P
     assert answer.status == 0, answer
     answer = gmmvit_here("convert", tmp_path / "b", "--precision", "fp16", *model)
     refused(answer, "fp16 needs a known role for each operator")
-    assert not (tmp_path / "b" / "model.fp16.onnx").exists()
+    assert not (tmp_path / "b" / "graphs/fp16.onnx").exists()
 
 
 def test_size_and_channels_are_asked_for_before_the_file_runs(own_bundle: OwnBundle, tmp_path: Path) -> None:
