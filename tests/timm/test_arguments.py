@@ -141,7 +141,7 @@ def test_each_value_names_its_origin(tmp_path: Path) -> None:
 def test_the_tag_decides_the_preprocessing(tmp_path: Path, name: str) -> None:
     size = {} if name.startswith("test") else {"img_size": 32}
     path, model = train_file(tmp_path, name, kwargs={**TINY, **size})
-    loaded = load_checkpoint(path)
+    loaded = load_checkpoint(path, LoadHints(model=name))
     images, expected = loaded.images, resolve_data_config({}, model=model)
     assert (images.mean, images.std) == (tuple(expected["mean"]), tuple(expected["std"]))
     assert images.crop_pct == expected["crop_pct"]

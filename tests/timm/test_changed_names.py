@@ -93,9 +93,10 @@ def test_the_linear_layer_of_torchvisions_network(tmp_path: Path, hidden: int | 
     loaded = load_checkpoint(tmp_path / "net.pth", hints)
     require_equal_logits(loaded, network.eval())
     loaded.model.outputs = ("logits", "features")
-    logits, features = loaded.model.answers(torch.randn(2, 3, 16, 16, dtype=torch.float64))
-    head = network.heads if hidden is None else network.heads.head
-    torch.testing.assert_close(head(features), logits, rtol=1e-12, atol=1e-12)
+    head = (network.heads if hidden is None else network.heads.head).double()
+    with torch.inference_mode():
+        logits, features = loaded.model.answers(torch.randn(2, 3, 16, 16, dtype=torch.float64))
+        torch.testing.assert_close(head(features), logits, rtol=1e-12, atol=1e-12)
 
 
 def test_a_classifier_of_several_layers_needs_its_class(tmp_path: Path) -> None:
