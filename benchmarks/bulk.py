@@ -40,9 +40,9 @@ from gmmvit_deploy.bulk.source import Entry, open_source
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.export.options import ExportOptions
 from gmmvit_deploy.images.data.formats import digits
+from gmmvit_deploy.inference.cores import cores
 from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.progress import Progress
-from gmmvit_deploy.runtimes.programs.cores import cores
 from tests.random_bundles import bundle_of, random_vit
 
 RUNNER = "onnxruntime"

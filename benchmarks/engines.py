@@ -34,10 +34,10 @@ from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.places import FAMILIES, result_of
 from benchmarks.shared.systems import SYSTEMS, system_model
 from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
+from gmmvit_deploy.inference.precision import PRECISIONS, QUANTIZED, Precision
 from gmmvit_deploy.models.families import family_named, model_from_spec, preset_spec
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import MaskSpec, input_shape
-from gmmvit_deploy.precision import PRECISIONS, QUANTIZED, Precision
 from gmmvit_deploy.runtimes.engines.card import LAYERS_FILE, EngineCard
 from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_onnx
 from gmmvit_deploy.runtimes.engines.flavors import find_flavor

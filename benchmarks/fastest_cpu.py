@@ -36,7 +36,7 @@ from benchmarks.shared.families import as_released, compiled
 from benchmarks.shared.interleaved import Program
 from benchmarks.shared.places import BENCHMARKS, why_failed
 from benchmarks.shared.side_by_side import Family, main
-from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
 
 _COPIES = 3

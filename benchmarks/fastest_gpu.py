@@ -32,7 +32,7 @@ from benchmarks.shared.families import as_released, compiled, eager
 from benchmarks.shared.interleaved import Program
 from benchmarks.shared.side_by_side import BATCHES, Family, main
 from gmmvit_deploy.errors import GmmvitError
-from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_onnx
 from gmmvit_deploy.runtimes.engines.flavors import find_flavor, visible_gpu
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile

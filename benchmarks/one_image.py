@@ -41,9 +41,9 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.demo.models import DIGITS_SPEC, save_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.images.spec import image_from_pixels
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.measure.turns import settle
 from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
 from gmmvit_deploy.runtimes.runners.open import open_runners
 from gmmvit_deploy.serving.options import RepositoryOptions

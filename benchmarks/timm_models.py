@@ -47,16 +47,16 @@ from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.declared import declared_role
+from gmmvit_deploy.inference.matcher import Refusal, attentions_in_onnx, summary_of
+from gmmvit_deploy.inference.openvino_program import OpenVinoProgram
+from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.measure.turns import seconds_in_turn
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
-from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtimes.kernels.matcher import Refusal, attentions_in_onnx, summary_of
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx, session_from_onnx
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
-from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.uneven_attention import attention_effects
 

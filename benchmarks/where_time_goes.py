@@ -43,10 +43,10 @@ from benchmarks.shared.places import result_of
 from benchmarks.shared.systems import MEASURED, SYSTEMS
 from gmmvit_deploy.bench.roofline import measured_roofline, work_of_graph
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.inference.cores import cores
+from gmmvit_deploy.inference.openvino_program import CHUNK, OpenVinoProgram
+from gmmvit_deploy.inference.precision import SPECS, Precision
 from gmmvit_deploy.models.specs import input_shape
-from gmmvit_deploy.precision import SPECS, Precision
-from gmmvit_deploy.runtimes.programs.cores import cores
-from gmmvit_deploy.runtimes.programs.openvino_program import CHUNK, OpenVinoProgram
 
 KINDS = ("products", "attention", "mask", "layout", "norms", "rest")
 TARGET = 5.0

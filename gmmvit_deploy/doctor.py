@@ -20,16 +20,16 @@ from gmmvit_deploy.bundle.variants import forms_in, graph_file, open_variant
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.leftovers import temporary_folder
-from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS, OPENVINO_PRECISIONS, PRECISIONS, SPECS, Precision
+from gmmvit_deploy.inference.cores import cores_in_words
+from gmmvit_deploy.inference.precision import ONNXRUNTIME_PRECISIONS, OPENVINO_PRECISIONS, PRECISIONS, SPECS, Precision
+from gmmvit_deploy.inference.runner_name import Form
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runner_name import Form
 from gmmvit_deploy.runtimes.engines.builder import build_plan
 from gmmvit_deploy.runtimes.engines.card import CARD_FILE, EngineCard, open_engine, require_bundle
 from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_in, loads_on, runs_on
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS, find_flavor, refuse, visible_gpu
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library, why_recorded
-from gmmvit_deploy.runtimes.programs.cores import cores_in_words
 from gmmvit_deploy.runtimes.programs.onnxruntime import import_onnxruntime, require_onnxruntime
 from gmmvit_deploy.runtimes.programs.onnxruntime_providers import (
     CPU,

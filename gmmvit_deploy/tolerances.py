@@ -27,12 +27,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.precision import QUANTIZED, SPECS
+from gmmvit_deploy.inference.precision import QUANTIZED, SPECS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from gmmvit_deploy.precision import Precision
+    from gmmvit_deploy.inference.precision import Precision
 
 __all__ = [
     "MOST_NOISE",

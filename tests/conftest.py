@@ -29,18 +29,18 @@ from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.inference.cores import cpu_features
+from gmmvit_deploy.inference.precision import QUANTIZED
 from gmmvit_deploy.measure import turns
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.swin.spec import SwinSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec
-from gmmvit_deploy.precision import QUANTIZED
 from gmmvit_deploy.runtimes.engines.card import Engine
 from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle
 from gmmvit_deploy.runtimes.engines.flavors import Flavor, find_flavor, visible_gpu
 from gmmvit_deploy.runtimes.engines.options import BuildOptions
-from gmmvit_deploy.runtimes.programs.cores import cpu_features
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from tests.forked import command_line

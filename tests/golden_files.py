@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.tolerances import Noise, limit_from_noise, limit_from_stored
 from tests.exact import exact_logits
 

@@ -36,7 +36,7 @@ from tests.certificates import Certificate, self_signed
 from tests.conftest import FREE_PORTS
 from tests.documented import PAGES, Block, blocks, commands
 from tests.haproxy import needs_haproxy
-from tests.images.test_preprocess import encoded, photo
+from tests.inference.test_preprocess import encoded, photo
 from tests.serving.gateways import KEY, key_file, request
 from tests.serving.shared import Running
 from tests.waiting import wait_until

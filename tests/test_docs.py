@@ -27,11 +27,11 @@ from gmmvit_deploy.demo.models import OwnModel, save_checkpoint
 from gmmvit_deploy.demo.run import _save_images
 from gmmvit_deploy.images.data.files import KINDS
 from gmmvit_deploy.images.datasets import DATASETS
+from gmmvit_deploy.inference.precision import PRECISIONS
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.folding.fold import folding_passes
 from gmmvit_deploy.models.sources.hints import SETTINGS
-from gmmvit_deploy.precision import PRECISIONS
-from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.engines import compatibility
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library

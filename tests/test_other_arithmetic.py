@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from gmmvit_deploy.runtimes.programs.cores import cpu_features
+from gmmvit_deploy.inference.cores import cpu_features
 
 pytestmark = pytest.mark.integration
 

@@ -19,7 +19,7 @@ from benchmarks.shared.timm_architectures import ARCHITECTURES, network_of
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.images.preprocess import RESAMPLING
+from gmmvit_deploy.inference.preprocess import RESAMPLING
 from gmmvit_deploy.parity.measures import ErrorMeasure
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.tolerances import limit_from_noise

@@ -12,12 +12,12 @@ import numpy as np
 
 from benchmarks.shared.interleaved import Program
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.precision import SPECS, Precision
+from gmmvit_deploy.inference.cores import cpu_features
+from gmmvit_deploy.inference.openvino_kernels import Kernels
+from gmmvit_deploy.inference.openvino_program import OpenVinoProgram
+from gmmvit_deploy.inference.precision import SPECS, Precision
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
-from gmmvit_deploy.runtimes.kernels.openvino_kernels import Kernels
-from gmmvit_deploy.runtimes.programs.cores import cpu_features
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
-from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 
 HAS_BF16 = "avx512_bf16" in cpu_features()
 

@@ -21,13 +21,13 @@ from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.systems import SYSTEMS, system_pair
 from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.inference.precision import Precision, Role
 from gmmvit_deploy.models.families import model_from_spec, preset_spec
 from gmmvit_deploy.models.families.cait.model import TalkingHeadsAttention
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import MaskSpec, input_shape
-from gmmvit_deploy.precision import Precision, Role
 from gmmvit_deploy.runtimes.runners.runner import Device
 
 _CALIBRATION_BATCHES = 4

@@ -22,10 +22,10 @@ from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.systems import MEASURED, SYSTEMS
 from gmmvit_deploy.bench.roofline import Roofline, measured_rooflines, work_of_graph
 from gmmvit_deploy.errors import GmmvitError, MissingDependencyError, RunnerUnavailableError
+from gmmvit_deploy.inference.precision import QUANTIZED
 from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.models.specs import input_shape
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
-from gmmvit_deploy.precision import QUANTIZED
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.runners.runner import Device
 from gmmvit_deploy.tolerances import Limit, limit_from_noise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gmmvit_deploy.precision import PRECISIONS
+from gmmvit_deploy.inference.precision import PRECISIONS
 
 
 def engines_table(results: dict[str, Any]) -> str:

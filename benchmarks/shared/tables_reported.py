@@ -403,7 +403,7 @@ def target_sentence(results: dict[str, Any]) -> str:
 
 def policy_table() -> str:
     """Return the precision policy as a table with a row for the roles of the same types."""
-    from gmmvit_deploy.precision import PRECISIONS, ROLES, element_type
+    from gmmvit_deploy.inference.precision import PRECISIONS, ROLES, element_type
 
     roles: dict[tuple[str, ...], list[str]] = {}
     for role in ROLES:

@@ -10,7 +10,8 @@ from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, Panel, completion, listed, output_option
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.precision import PRECISIONS, Precision, precision_from
+from gmmvit_deploy.inference.precision import PRECISIONS, Precision
+from gmmvit_deploy.precision_names import precision_from
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.engines.options import HARDWARE_COMPATIBILITIES, HardwareCompatibility
 

@@ -28,7 +28,7 @@ from gmmvit_deploy.runtimes.runners.names import IN_PROCESS
 if TYPE_CHECKING:
     from gmmvit_deploy.bulk.run import BulkResult
     from gmmvit_deploy.images.data.files import LeftOut
-    from gmmvit_deploy.images.labels import LabelSet
+    from gmmvit_deploy.inference.labels import LabelSet
     from gmmvit_deploy.runtimes.runners.classify import Classification
 
 EXAMPLE = """gmmvit classify photo.jpg --bundle bundle

@@ -13,7 +13,8 @@ from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, completion, listed
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.precision import PRECISIONS, Precision, precisions_from
+from gmmvit_deploy.inference.precision import PRECISIONS, Precision
+from gmmvit_deploy.precision_names import precisions_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.variants import Variant, VariantRecord

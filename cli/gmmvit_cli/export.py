@@ -27,13 +27,14 @@ from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule
+from gmmvit_deploy.inference.precision import PRECISIONS, Precision
 from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.sources.hints import LoadHints, settings_from
-from gmmvit_deploy.precision import PRECISIONS, Precision, precisions_from
+from gmmvit_deploy.precision_names import precisions_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
-    from gmmvit_deploy.images.labels import Task
+    from gmmvit_deploy.inference.labels import Task
     from gmmvit_deploy.models.specs import OutputName
 
 EXAMPLE = """gmmvit export checkpoint.pth -o bundle --dataset cifar10

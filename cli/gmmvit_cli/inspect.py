@@ -13,9 +13,9 @@ from gmmvit_cli.panels import INPUT, OUTPUT, Panel, listed
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.errors import BundleError, InputError
+from gmmvit_deploy.inference.precision import PRECISIONS
 from gmmvit_deploy.models.sources.hints import LoadHints, settings_from
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec
-from gmmvit_deploy.precision import PRECISIONS
 from gmmvit_deploy.progress import Progress
 
 if TYPE_CHECKING:

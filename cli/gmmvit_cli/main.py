@@ -23,7 +23,7 @@ import gmmvit_deploy
 from gmmvit_cli.commands import SUMMARIES, Commands, help_hint, typing_hint
 from gmmvit_cli.output import print_error
 from gmmvit_deploy.errors import GmmvitError
-from gmmvit_deploy.runtimes.programs.cores import limit_libraries
+from gmmvit_deploy.inference.cores import limit_libraries
 
 DEBUG_VARIABLE = "GMMVIT_DEBUG"
 _START = """Start here:

@@ -12,7 +12,7 @@ from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, Panel
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.bundle.choices import Goal
-from gmmvit_deploy.precision import SPECS
+from gmmvit_deploy.inference.precision import SPECS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.choices import Choice

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gmmvit_deploy.export.options import Thresholds
-    from gmmvit_deploy.precision import Precision
+    from gmmvit_deploy.inference.precision import Precision
     from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT
     from gmmvit_deploy.runtimes.programs.access import Access
 
@@ -267,7 +267,7 @@ def thresholds_from(text: str) -> Thresholds:
 
 def require_calibration(precisions: Sequence[Precision], calibration: str | None) -> None:
     """Refuse ``--calibration`` that cannot work for these precisions, before anything is read.  Errors: InputError."""
-    from gmmvit_deploy.precision import QUANTIZED
+    from gmmvit_deploy.inference.precision import QUANTIZED
     from gmmvit_deploy.runtimes.programs.image_batches import require_source
 
     if calibration is None:

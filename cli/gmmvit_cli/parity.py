@@ -25,7 +25,7 @@ from gmmvit_cli.output import note, print_error, print_json, print_table
 from gmmvit_cli.panels import GENERAL, INPUT, Panel
 from gmmvit_cli.progress import progress
 from gmmvit_cli.runners import PrecisionOfRunners, Urls, opened_runners, runner_option
-from gmmvit_deploy.precision import SPECS
+from gmmvit_deploy.inference.precision import SPECS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.parity.report import ParityReport

@@ -79,8 +79,8 @@ def repository(
     """
     require_output(out, force=force)
     from gmmvit_deploy.bundle.artifacts import open_bundle
+    from gmmvit_deploy.inference.cores import cores
     from gmmvit_deploy.runtimes.engines.card import open_engine
-    from gmmvit_deploy.runtimes.programs.cores import cores
     from gmmvit_deploy.serving.chosen import resolved_options
     from gmmvit_deploy.serving.options import RepositoryOptions
     from gmmvit_deploy.serving.repository import repository_from_bundle

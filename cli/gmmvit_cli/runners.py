@@ -12,7 +12,8 @@ from gmmvit_cli.models import permit_class
 from gmmvit_cli.options import URL_VARIABLE
 from gmmvit_cli.output import note
 from gmmvit_cli.panels import Panel, completion, listed
-from gmmvit_deploy.precision import PRECISIONS, Precision, precision_from
+from gmmvit_deploy.inference.precision import PRECISIONS, Precision
+from gmmvit_deploy.precision_names import precision_from
 from gmmvit_deploy.runtimes.runners.names import RUNNERS, runner_from
 
 if TYPE_CHECKING:

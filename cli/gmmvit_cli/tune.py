@@ -10,7 +10,7 @@ from gmmvit_cli.options import DEFAULT_NAME, AsJson, Force, ModelName, require_o
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, Panel, completion, listed, output_option
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, runner_from
 from gmmvit_deploy.serving.names import TUNING_FILE
 

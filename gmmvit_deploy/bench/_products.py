@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.precision import SPECS, Precision
-from gmmvit_deploy.runtimes.programs.cores import cores, limit_torch
+from gmmvit_deploy.inference.cores import cores
+from gmmvit_deploy.inference.precision import SPECS, Precision
+from gmmvit_deploy.runtimes.runners.eager import limit_torch
 from gmmvit_deploy.runtimes.runners.runner import Device
 
 Shape = tuple[int, int, int]

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.bench.outputs import Answers, Expected, OutputCheck
+from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.measure.load import ScenarioName, Work, drive
 from gmmvit_deploy.measure.statistics import ENOUGH, Percentile, Ratio, percentiles, ratio, spread
 from gmmvit_deploy.measure.turns import settle
-from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.runner import Device, Runner
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.runtimes.programs.cores import cores, cpu_features, cpu_name, cpu_quota
+from gmmvit_deploy.inference.cores import cores, cpu_features, cpu_name, cpu_quota
 
 _LOOK_S = 0.5
 _GPU_FORGETS_S = 1.0

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gmmvit_deploy.bench._products import ProductRate, Shape, bandwidth, libraries, rate
-from gmmvit_deploy.precision import SPECS, Precision
+from gmmvit_deploy.inference.precision import SPECS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.runner import Device
 

@@ -23,11 +23,11 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.golden import fresh_inputs
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import require_free
+from gmmvit_deploy.inference.cores import cores
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.measure.load import Work, drive
 from gmmvit_deploy.progress import OnProgress, Progress, detailed, ignore
 from gmmvit_deploy.reports.reporting import described_bundle, plain
-from gmmvit_deploy.runner_name import RunnerName
-from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.chosen import resolved_options
 from gmmvit_deploy.serving.installs import find_server

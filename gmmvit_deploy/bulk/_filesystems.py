@@ -14,7 +14,7 @@ from typing import Any
 
 from gmmvit_deploy.errors import GmmvitError, InputError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.images.preprocess import MAX_IMAGE_BYTES
+from gmmvit_deploy.inference.preprocess import MAX_IMAGE_BYTES
 
 _WAITS_S = (0.5, 2.0)
 """Waits before the second and the third attempt to read from a file system that is not this machine's disk."""

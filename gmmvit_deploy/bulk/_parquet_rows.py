@@ -11,7 +11,7 @@ from gmmvit_deploy.bulk._filesystems import UnreadableImage, open_filesystem, re
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.files import HEAD
-from gmmvit_deploy.images.preprocess import bytes_from_base64
+from gmmvit_deploy.inference.preprocess import bytes_from_base64
 
 _ROWS_AT_ONCE = 16
 """Rows that are read at once: all their images are in memory together."""

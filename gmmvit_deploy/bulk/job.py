@@ -15,7 +15,7 @@ from gmmvit_deploy.bulk.source import Source
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
-from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.names import IN_PROCESS, runner_from
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gmmvit_deploy.bulk._filesystems import UnreadableImage
 from gmmvit_deploy.images.data.other_formats import pixels_of_file
-from gmmvit_deploy.images.preprocess import UnusableImage
+from gmmvit_deploy.inference.preprocess import UnusableImage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -20,9 +20,9 @@ from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.files import LeftOutKind
+from gmmvit_deploy.inference.cores import cores
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runner_name import RunnerName
-from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.image_batches import open_images, require_images
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner
 

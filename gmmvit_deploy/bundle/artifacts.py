@@ -22,9 +22,9 @@ from gmmvit_deploy.bundle.golden import GoldenSet, golden_from_bytes, preprocess
 from gmmvit_deploy.errors import READABLE_HINT, BundleError, InputError
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.constants import ConstantRecord
-from gmmvit_deploy.images.labels import TASKS, LabelSet, Task
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
 from gmmvit_deploy.images.spec import ImageSpec, image_from_json
+from gmmvit_deploy.inference.labels import TASKS, LabelSet, Task
 from gmmvit_deploy.models.families import spec_from_json, spec_to_json
 from gmmvit_deploy.models.specs import OUTPUTS, ModelSpec, OutputName, input_shape
 from gmmvit_deploy.tolerances import Noise

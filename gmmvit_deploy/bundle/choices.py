@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_file
-from gmmvit_deploy.precision import precision_from
-from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.inference.runner_name import RunnerName
+from gmmvit_deploy.precision_names import precision_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.measure.statistics import Ratio

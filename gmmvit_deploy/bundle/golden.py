@@ -23,8 +23,8 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.images.preprocess import UnusableImage
 from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.inference.preprocess import UnusableImage
 from gmmvit_deploy.models.specs import OutputName
 
 if TYPE_CHECKING:

@@ -28,13 +28,13 @@ from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.constants import MaskChange
 from gmmvit_deploy.graphs.weights import data_path
-from gmmvit_deploy.precision import QUANTIZED
-from gmmvit_deploy.runner_name import FORMS
+from gmmvit_deploy.inference.precision import QUANTIZED
+from gmmvit_deploy.inference.runner_name import FORMS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
-    from gmmvit_deploy.precision import Precision
-    from gmmvit_deploy.runner_name import Form
+    from gmmvit_deploy.inference.precision import Precision
+    from gmmvit_deploy.inference.runner_name import Form
 
 GRAPHS = "graphs"
 """The folder of a bundle with the graphs in other precisions."""

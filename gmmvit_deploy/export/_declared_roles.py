@@ -18,11 +18,11 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, declare
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
 from gmmvit_deploy.graphs.roles import declared_attentions
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.layers.attention import attentions_without_scores
 from gmmvit_deploy.models.layers.roles import layer_role, operator_role
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.step import Step
-from gmmvit_deploy.precision import Role
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto

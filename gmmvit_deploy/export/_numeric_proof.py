@@ -14,9 +14,9 @@ from gmmvit_deploy.errors import (
     MissingDependencyError,
     RunnerUnavailableError,
 )
+from gmmvit_deploy.inference.reference_outputs import OutputShapeError, largest_differences, wrong_output
 from gmmvit_deploy.models.specs import OutputName
 from gmmvit_deploy.runtimes.programs.memory import release_memory
-from gmmvit_deploy.runtimes.programs.reference_outputs import OutputShapeError, largest_differences, wrong_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

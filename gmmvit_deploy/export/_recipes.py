@@ -37,8 +37,8 @@ from gmmvit_deploy.graphs.quantize import (
 from gmmvit_deploy.graphs.rounding import compensated_rounding
 from gmmvit_deploy.graphs.smoothing import smoothed
 from gmmvit_deploy.images.data.images import evenly_spaced
+from gmmvit_deploy.inference.cores import cpu_name
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runtimes.programs.cores import cpu_name
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 from gmmvit_deploy.tolerances import signal_to_noise_db
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
-    from gmmvit_deploy.precision import Precision
+    from gmmvit_deploy.inference.precision import Precision
 
 _STRENGTHS = (0.0, 0.3, 0.5, 0.7)
 _JUDGED_SHARE = 4

@@ -31,17 +31,17 @@ from gmmvit_deploy.export.variants import CALIBRATION_IMAGES, variants_from_bund
 from gmmvit_deploy.files.writing import new_folder, require_free, sha256_of_file
 from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.weights import write_graph
-from gmmvit_deploy.images.labels import LabelSet
 from gmmvit_deploy.images.names import clean_name
 from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.inference.labels import LabelSet
+from gmmvit_deploy.inference.precision import Precision
+from gmmvit_deploy.inference.runner_name import KERNELS_SUFFIX
 from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import ModelSpec, input_shape
-from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runner_name import KERNELS_SUFFIX
 from gmmvit_deploy.runtimes.programs.image_batches import require_images
 from gmmvit_deploy.runtimes.programs.memory import available_bytes, release_memory
 from gmmvit_deploy.runtimes.runners.open import proof_programs

@@ -12,10 +12,10 @@ import numpy as np
 from gmmvit_deploy.bundle.choices import Candidate, Choice, Measured, write_choice
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.graphs.weights import files_of
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.measure.turns import seconds_in_turn
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS
 from gmmvit_deploy.runtimes.runners.open import proof_programs

@@ -30,9 +30,9 @@ from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import quantize_graph
 from gmmvit_deploy.graphs.roles import require_known_roles
 from gmmvit_deploy.graphs.smoothing import factors_between, smoothed_by
+from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from gmmvit_deploy.models.folding.engine_forms import pad_heads
 from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines
-from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.progress import OnProgress, ignore
 from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 from gmmvit_deploy.wrong_labels import wrong_labels

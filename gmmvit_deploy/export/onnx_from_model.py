@@ -26,9 +26,9 @@ from gmmvit_deploy.graphs.no_ops import without_no_ops
 from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
 from gmmvit_deploy.graphs.weights import put_weights, take_weights
 from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import input_shape
-from gmmvit_deploy.precision import Role
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from gmmvit_deploy.bundle.artifacts import InputKind
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.images.labels import Task, distinct_names
 from gmmvit_deploy.images.names import clean_name, shown_names
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule, crops, require_crop_pct
+from gmmvit_deploy.inference.labels import Task, distinct_names
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.specs import OUTPUTS, OutputName
 

@@ -28,11 +28,11 @@ from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_file
 from gmmvit_deploy.graphs.masks import changes_of
 from gmmvit_deploy.graphs.weights import files_of, write_graph
-from gmmvit_deploy.precision import QUANTIZED, Precision, graph_precision
+from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.precision import QUANTIZED, Precision, graph_precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_outputs
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
-from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.open import proof_programs
 from gmmvit_deploy.runtimes.runners.speed import measured_speed
 from gmmvit_deploy.tolerances import limit_from_stored
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.bundle.gates import Gate
     from gmmvit_deploy.export._recipes import Recipe
-    from gmmvit_deploy.runner_name import Form
+    from gmmvit_deploy.inference.runner_name import Form
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
 
 __all__ = ["CALIBRATION_IMAGES", "variant_from_bundle", "variants_from_bundle"]

@@ -16,7 +16,7 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare, declared_attention
 from gmmvit_deploy.graphs.roles import roles_of
 from gmmvit_deploy.graphs.wiring import copy_of, rewrite_graph
-from gmmvit_deploy.precision import ROLES, ElementType, Precision, element_type
+from gmmvit_deploy.inference.precision import ROLES, ElementType, Precision, element_type
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto

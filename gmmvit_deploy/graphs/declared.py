@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.precision import Role
+from gmmvit_deploy.inference.precision import Role
 
 if TYPE_CHECKING:
     from onnx import NodeProto

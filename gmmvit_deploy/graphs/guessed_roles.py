@@ -23,7 +23,7 @@ from gmmvit_deploy.graphs.role_patterns import (
     talking_heads,
 )
 from gmmvit_deploy.graphs.wiring import Wiring, attribute_of
-from gmmvit_deploy.precision import Role
+from gmmvit_deploy.inference.precision import Role
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto

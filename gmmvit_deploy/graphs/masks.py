@@ -18,12 +18,12 @@ from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, MaskCh
 from gmmvit_deploy.graphs.proof import constant_nodes, unfolded_operators
 from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.graphs.wiring import copy_of, rewrite_graph
-from gmmvit_deploy.precision import element_type
+from gmmvit_deploy.inference.precision import element_type
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from gmmvit_deploy.precision import Precision
+    from gmmvit_deploy.inference.precision import Precision
 
 _EXPORT = "type gmmvit export CHECKPOINT -o BUNDLE to write a graph with folded masks"
 

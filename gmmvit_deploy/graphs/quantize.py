@@ -37,7 +37,7 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare
 from gmmvit_deploy.graphs.roles import roles_of
 from gmmvit_deploy.graphs.wiring import attribute_of, copy_of, rewrite_graph
-from gmmvit_deploy.precision import SPECS, Precision
+from gmmvit_deploy.inference.precision import SPECS, Precision
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto

@@ -21,7 +21,7 @@ from gmmvit_deploy.graphs.wiring import Wiring, attribute_of, order_of
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
-    from gmmvit_deploy.precision import Role
+    from gmmvit_deploy.inference.precision import Role
 
 _HEADS_LAST, _HEADS_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 _LINEAR = frozenset({"Conv", "Gemm", "MatMul"})

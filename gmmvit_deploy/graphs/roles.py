@@ -38,12 +38,12 @@ from typing import TYPE_CHECKING
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import Attention, declared_attention, declared_role
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
-from gmmvit_deploy.precision import Role
+from gmmvit_deploy.inference.precision import Role
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
-    from gmmvit_deploy.precision import Precision
+    from gmmvit_deploy.inference.precision import Precision
 
 
 def roles_of(graph: GraphProto) -> dict[str, Role]:

@@ -12,7 +12,7 @@ reshape Q, K and V to (B / w, w, H, n, d). The rewritten graph then reshapes X t
 Split, and merges the heads of the attention's output in the same way. Every node only moves values, so the rewritten
 graph computes the same logits bit for bit.
 
-`kernels.matcher` and the fused attentions of engines expect the rewritten form.
+`inference.matcher` and the fused attentions of engines expect the rewritten form.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Name the rules for resizing images, which `images.preprocess` defines; imports neither numpy nor Pillow."""
+"""Name the rules for resizing images, which `inference.preprocess` defines; imports neither numpy nor Pillow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ResizeRule = Literal[
 """Rule for resizing images: the way in which an image is fitted to the network's height and width, and the filter.
 
 ``stretch`` resizes to the network's height and width, without keeping the aspect ratio. ``center``, ``squash`` and
-``border`` are timm's crop modes, and ``shortest`` is that of Hugging Face transformers; `images.preprocess` defines
+``border`` are timm's crop modes, and ``shortest`` is that of Hugging Face transformers; `inference.preprocess` defines
 them. The filters are antialiased."""
 RESIZE_RULES: tuple[ResizeRule, ...] = get_args(ResizeRule)
 

@@ -3,7 +3,7 @@
     file → decode to the network's channels → resize, crop or pad → pixels, uint8 (height, width, channels)
     pixels → (pixels / 255 − mean) / std → tensor, float32 (channels, height, width)
 
-`gmmvit_deploy.images.preprocess` computes these two conversions, and documents the conversion of other colour modes.
+`gmmvit_deploy.inference.preprocess` computes these two conversions, and documents the conversion of other colour modes.
 """
 
 from __future__ import annotations
@@ -14,15 +14,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.images.preprocess import (
-    MAX_IMAGE_PIXELS,
-    MODES,
-    Target,
-    pixels_from_bytes,
-    pixels_from_image,
-    scale_of,
-    tensor_from_pixels,
-)
 from gmmvit_deploy.images.resize_rules import (
     STATE_PREPROCESSING,
     ResizeRule,
@@ -30,6 +21,15 @@ from gmmvit_deploy.images.resize_rules import (
     one_of,
     require_crop_pct,
     resize_rule_from,
+)
+from gmmvit_deploy.inference.preprocess import (
+    MAX_IMAGE_PIXELS,
+    MODES,
+    Target,
+    pixels_from_bytes,
+    pixels_from_image,
+    scale_of,
+    tensor_from_pixels,
 )
 
 if TYPE_CHECKING:

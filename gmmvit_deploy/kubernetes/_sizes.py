@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.names import runner_from
 from gmmvit_deploy.serving.gateway.options import DEFAULT_IN_FLIGHT, DEFAULT_QUEUE_TIMEOUT_MS
 from gmmvit_deploy.serving.served_models import Tuned

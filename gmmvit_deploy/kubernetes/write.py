@@ -16,11 +16,11 @@ from pathlib import Path
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_folder
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.kubernetes._dockerfiles import bulk_docker_files, docker_files
 from gmmvit_deploy.kubernetes._sizes import Sizes, measurement_from_file, sizes_from_measurement, unknown_sizes
 from gmmvit_deploy.kubernetes.options import JobOptions, ManifestOptions
 from gmmvit_deploy.kubernetes.templates import yaml_files
-from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.openvino import why_no_openvino
 from gmmvit_deploy.serving.gateway.files import ALERTS
 from gmmvit_deploy.serving.served_models import ServedModels, read_models

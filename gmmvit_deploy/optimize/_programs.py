@@ -20,10 +20,10 @@ from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.bundle.variants import forms_in, open_variant, record_of
 from gmmvit_deploy.errors import GmmvitError, InputError, RunnerUnavailableError
 from gmmvit_deploy.export.variants import CALIBRATION_IMAGES, variants_from_bundle
+from gmmvit_deploy.inference.precision import Precision, graph_precision
+from gmmvit_deploy.inference.runner_name import Form, RunnerName
 from gmmvit_deploy.parity.inputs import ImageStream
-from gmmvit_deploy.precision import Precision, graph_precision
 from gmmvit_deploy.progress import OnProgress, Progress, prefixed
-from gmmvit_deploy.runner_name import Form, RunnerName
 from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle, engine_name
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS, find_flavor, visible_gpu
 from gmmvit_deploy.runtimes.engines.options import BuildOptions

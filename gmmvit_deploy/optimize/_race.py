@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.choices import Candidate, Measured
 from gmmvit_deploy.errors import InputError, RunnerUnavailableError
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.measure.statistics import ROUNDS_OF_PROOF, ratio
 from gmmvit_deploy.measure.turns import seconds_in_turn
 from gmmvit_deploy.optimize._programs import PROGRAMS_OF_GPUS
 from gmmvit_deploy.parity.judgement import Judgement
 from gmmvit_deploy.progress import OnProgress, ignore
-from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.runners.runner import Runner
 

@@ -21,6 +21,7 @@ from gmmvit_deploy.bundle.choices import Choice, Goal, JudgedImages, write_choic
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import BundleError, InputError, OutputError
 from gmmvit_deploy.images.data.images import Images
+from gmmvit_deploy.inference.precision import SPECS, Precision
 from gmmvit_deploy.optimize._programs import convert_missing, opened_programs, refuse_overlap
 from gmmvit_deploy.optimize._race import Race
 from gmmvit_deploy.parity.check import check_parity
@@ -28,7 +29,6 @@ from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.judgement import ENOUGH_IMAGES, judgement_of, wrong_labels_in
 from gmmvit_deploy.parity.options import BATCH, ParityOptions
 from gmmvit_deploy.parity.reference import why_no_model
-from gmmvit_deploy.precision import SPECS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine

@@ -20,12 +20,12 @@ from typing import Any
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.images.data.images import Images
+from gmmvit_deploy.inference.precision import SPECS
 from gmmvit_deploy.models.specs import ModelSpec
 from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
 from gmmvit_deploy.parity._runner_check import NO_LOGITS, Answers, RunnerCheck, RunnerUnderTest
 from gmmvit_deploy.parity._single_label import Accuracy, classes_of
 from gmmvit_deploy.parity._verdict import Check, worst_of
-from gmmvit_deploy.precision import SPECS
 
 
 def accuracy_of(bundle: Bundle, data: Images | None) -> Accuracy | MultiLabelAccuracy | None:

@@ -31,13 +31,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.images.labels import LabelSet, distinct_names
+from gmmvit_deploy.inference.labels import LabelSet, distinct_names
+from gmmvit_deploy.inference.precision import SPECS
 from gmmvit_deploy.intervals import share_interval
 from gmmvit_deploy.parity._numeric import NumericCheck
 from gmmvit_deploy.parity._runner_check import CALIBRATED, NO_LOGITS, Answers, RunnerCheck, RunnerUnderTest
 from gmmvit_deploy.parity._stages import StagesCheck, decided
 from gmmvit_deploy.parity._verdict import Check, Verdict, skipped_check, worst_of
-from gmmvit_deploy.precision import SPECS
 from gmmvit_deploy.tolerances import Limit
 
 _MAX_LISTED = 1000

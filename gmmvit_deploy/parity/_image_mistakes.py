@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.golden import GoldenSet
 from gmmvit_deploy.images.datasets import DATASETS
-from gmmvit_deploy.images.preprocess import RESAMPLING, UnusableImage, fitted
 from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.inference.preprocess import RESAMPLING, UnusableImage, fitted
 
 
 @dataclass(frozen=True, slots=True)

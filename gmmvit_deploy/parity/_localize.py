@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.parity._runner_check import RunnerCheck
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.measures import ErrorMeasure
-from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtimes.runners.inspection import LOGITS
 from gmmvit_deploy.tolerances import limit_from_noise

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.images import Label
-from gmmvit_deploy.images.labels import LabelSet
+from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.parity._paired import Paired
 from gmmvit_deploy.parity._single_label import Classes
 from gmmvit_deploy.parity._verdict import Check, skipped_check

@@ -29,13 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.variants import recorded_distances
+from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.parity._quantised import GRAPH, RoundingKept, rounding_problem
 from gmmvit_deploy.parity._runner_check import Answers, RunnerCheck, RunnerUnderTest
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.measures import ErrorMeasure, Errors, distance
 from gmmvit_deploy.parity.report import shown_inputs
 from gmmvit_deploy.parity.suspects import explain
-from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.tolerances import Limit, Noise, limit_from_noise, limit_from_stored
 
 EXACT = "PyTorch's float64 logits"

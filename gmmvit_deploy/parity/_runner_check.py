@@ -14,14 +14,14 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gmmvit_deploy.inference.precision import QUANTIZED, Precision
+from gmmvit_deploy.inference.runner_name import KERNELS_SUFFIX, Form
 from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check, skipped_check
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.reference import Known, Reference, Sample
-from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.progress import OnProgress, prefixed
-from gmmvit_deploy.runner_name import KERNELS_SUFFIX, Form
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.images import Label
-from gmmvit_deploy.images.labels import distinct_names
 from gmmvit_deploy.images.names import shown_names
+from gmmvit_deploy.inference.labels import distinct_names
 from gmmvit_deploy.intervals import mcnemar
 from gmmvit_deploy.parity._paired import Paired
 from gmmvit_deploy.parity._verdict import SEVERITY, Check, Verdict, skipped_check

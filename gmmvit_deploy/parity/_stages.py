@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.images.labels import LabelSet
+from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.parity._quantised import RoundingKept, rounding_problem
 from gmmvit_deploy.parity._runner_check import CALIBRATED, Answers, RunnerCheck, RunnerUnderTest
 from gmmvit_deploy.parity._verdict import Check, worst_of

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.images import Images
+from gmmvit_deploy.inference.cores import cores
 from gmmvit_deploy.parity.inputs import OnBroken
-from gmmvit_deploy.runtimes.programs.cores import cores
 
 BATCH = max(16, 2 * cores())
 """The number of images in the batches that are judged beside single images, as `gmmvit optimize` times them. With fewer

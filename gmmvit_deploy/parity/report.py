@@ -10,10 +10,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
+from gmmvit_deploy.inference.precision import QUANTIZED, Precision
+from gmmvit_deploy.inference.runner_name import Form
 from gmmvit_deploy.parity._verdict import Check, Verdict, overall
-from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.reports.reporting import plain
-from gmmvit_deploy.runner_name import Form
 
 FORMAT = "gmmvit-parity/1"
 GATES = {

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.folding.dead_masks import drop_dead_masks
 from gmmvit_deploy.models.layers.embeddings import flatten_channel_first
@@ -24,7 +25,6 @@ from gmmvit_deploy.models.layers.shifted_patches import ShiftedViews
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.parity._image_mistakes import bgr, normalisations
 from gmmvit_deploy.parity.reference import Reference
-from gmmvit_deploy.precision import Role
 
 _EXPLAINED = 0.1
 """A suspect explains the runner's logits if this share of their distance from PyTorch's logits, or less, remains."""

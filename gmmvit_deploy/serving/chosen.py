@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gmmvit_deploy.bundle.variants import cpu_form
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.chosen import ChosenRunner, choose_runner
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_from
 from gmmvit_deploy.serving.names import Backend

@@ -23,9 +23,9 @@ from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
-from gmmvit_deploy.precision import QUANTIZED, SPECS
-from gmmvit_deploy.runner_name import RunnerName
-from gmmvit_deploy.runtimes.programs.cores import cores
+from gmmvit_deploy.inference.cores import cores
+from gmmvit_deploy.inference.precision import QUANTIZED, SPECS
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.proof import output_limits
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 from gmmvit_deploy.serving.options import RepositoryOptions

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import get_args
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS, OPENVINO_PRECISIONS
-from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.inference.precision import ONNXRUNTIME_PRECISIONS, OPENVINO_PRECISIONS
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS, Backend
 

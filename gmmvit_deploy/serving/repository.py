@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
-import gmmvit_deploy.images.labels
-import gmmvit_deploy.images.preprocess
-import gmmvit_deploy.precision
-import gmmvit_deploy.runner_name
+import gmmvit_deploy.inference.labels
+import gmmvit_deploy.inference.precision
+import gmmvit_deploy.inference.preprocess
+import gmmvit_deploy.inference.runner_name
 from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE, Bundle
 from gmmvit_deploy.bundle.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
 from gmmvit_deploy.bundle.variants import how_to_convert
@@ -21,19 +21,23 @@ from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.files.writing import new_folder
 from gmmvit_deploy.graphs.weights import files_of
 from gmmvit_deploy.images.spec import image_from_pixels
-from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runner_name import RunnerName
-from gmmvit_deploy.runtimes.engines.card import Engine, require_bundle
-from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
-from gmmvit_deploy.runtimes.kernels import matcher, openvino_kernels, openvino_view, prepared_masks, product_chains
-from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
-from gmmvit_deploy.runtimes.programs import (
+from gmmvit_deploy.inference import (
     cores,
     int8_products,
+    matcher,
     onnxruntime_program,
+    openvino_kernels,
     openvino_program,
+    openvino_view,
+    prepared_masks,
+    product_chains,
     reference_outputs,
 )
+from gmmvit_deploy.inference.runner_name import RunnerName
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.runtimes.engines.card import Engine, require_bundle
+from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_on, server_tensorrt
+from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
 from gmmvit_deploy.runtimes.runners.open import graph_of
 from gmmvit_deploy.serving.chosen import resolved_options
@@ -134,7 +138,7 @@ def repository_from_bundle(
         if options.labels in configs:
             model = folder / options.labels / "1"
             shutil.copyfile(_TEMPLATES / "labels_model.py", model / "model.py")
-            shutil.copyfile(str(gmmvit_deploy.images.labels.__file__), model / "gmmvit_labels.py")
+            shutil.copyfile(str(gmmvit_deploy.inference.labels.__file__), model / "gmmvit_labels.py")
         for name, text in (notes or {}).items():
             (folder / name).write_text(text, encoding="utf-8")
     usual = (options.name, options.classify, options.network, options.preprocess, options.labels)
@@ -216,7 +220,7 @@ def _copy_programs(runner: RunnerName, folder: Path, library: Path | None) -> No
     (folder / package).mkdir()
     for file in (Path(str(module.__file__)) for module in modules):
         shutil.copyfile(file, folder / package / file.name)
-    for module in (gmmvit_deploy.precision, gmmvit_deploy.runner_name):
+    for module in (gmmvit_deploy.inference.precision, gmmvit_deploy.inference.runner_name):
         file = Path(str(module.__file__))
         shutil.copyfile(file, folder / f"gmmvit_{file.name}")
     if library is not None:
@@ -230,7 +234,7 @@ def _write_preprocess(model: Path, bundle: Bundle) -> None:
     shutil.copyfile(_TEMPLATES / "large_images.py", model / "1" / "gmmvit_large_images.py")
     shutil.copyfile(str(cores.__file__), model / "1" / "gmmvit_cores.py")
     # Export, parity and the server use the same source file, so that all of these decode images in the same way.
-    shutil.copyfile(str(gmmvit_deploy.images.preprocess.__file__), model / "1" / "gmmvit_preprocess.py")
+    shutil.copyfile(str(gmmvit_deploy.inference.preprocess.__file__), model / "1" / "gmmvit_preprocess.py")
     encoded = io.BytesIO()
     image_from_pixels(np.full(bundle.manifest.image.pixels_shape, 128, np.uint8)).save(encoded, "PNG")
     (model / "warmup").mkdir()

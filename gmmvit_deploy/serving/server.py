@@ -16,8 +16,8 @@ from pathlib import Path
 from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE
 from gmmvit_deploy.errors import RepositoryError, ServerError
 from gmmvit_deploy.files.leftovers import new_run_folder, remove_run_folder
+from gmmvit_deploy.inference.reference_outputs import wrong_in_batch
 from gmmvit_deploy.runtimes.programs.onnxruntime import require_onnxruntime
-from gmmvit_deploy.runtimes.programs.reference_outputs import wrong_in_batch
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.serving._local_http import answers
 from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_backends

@@ -20,7 +20,7 @@ from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.images import Images
 from gmmvit_deploy.models.layers.masked_attention import MaskedAttention
 from gmmvit_deploy.models.scores.masks import Mask
-from gmmvit_deploy.runtimes.programs.cores import limit_torch
+from gmmvit_deploy.runtimes.runners.eager import limit_torch
 from gmmvit_deploy.training._batches import Batches, seed_everything
 from gmmvit_deploy.training.images import Batch, LabelledTensors, TrainingData, collated
 from gmmvit_deploy.training.processes import Processes

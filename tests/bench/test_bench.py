@@ -27,9 +27,9 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.golden import fresh_inputs
 from gmmvit_deploy.images.data.images import ArrayImages
+from gmmvit_deploy.inference.cores import cores
+from gmmvit_deploy.inference.onnxruntime_program import ROWS_A_CORE
 from gmmvit_deploy.models.families.counting import multiply_accumulates
-from gmmvit_deploy.runtimes.programs.cores import cores
-from gmmvit_deploy.runtimes.programs.onnxruntime_program import ROWS_A_CORE
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import open_runners
 from tests.browser import accessibility_problems

@@ -15,10 +15,10 @@ from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, tune
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError, ServerError
 from gmmvit_deploy.export.golden import fresh_inputs
+from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.precision import Precision
+from gmmvit_deploy.inference.runner_name import Form, RunnerName
 from gmmvit_deploy.parity.check import check_parity
-from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runner_name import Form, RunnerName
-from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.options import RepositoryOptions

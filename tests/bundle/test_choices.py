@@ -21,7 +21,7 @@ from gmmvit_deploy.bundle.choices import (
     write_choice,
 )
 from gmmvit_deploy.bundle.gates import Gate
-from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.inference.runner_name import RunnerName
 
 CHOICE = Choice(
     machine=Machine(cpu="A processor", cores=2),

@@ -21,7 +21,7 @@ from tests.checkpoints.test_hostile_files import Calls
 from tests.checkpoints.test_loading import released_state
 from tests.cli.terminal import gmmvit_here, refused, without_progress
 from tests.conftest import GOLDEN
-from tests.images.test_preprocess import encoded, photo
+from tests.inference.test_preprocess import encoded, photo
 from tests.serving.shared import Running
 
 Gmmvit = Callable[..., "subprocess.CompletedProcess[str]"]

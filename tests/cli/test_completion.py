@@ -11,8 +11,8 @@ import pytest
 
 from gmmvit_cli.commands import SUMMARIES
 from gmmvit_deploy.images.datasets import DATASETS
+from gmmvit_deploy.inference.precision import PRECISIONS
 from gmmvit_deploy.models.families import PRESETS
-from gmmvit_deploy.precision import PRECISIONS
 from gmmvit_deploy.runtimes.runners.names import RUNNERS
 from tests.cli.test_help import COMMANDS
 

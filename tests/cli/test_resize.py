@@ -10,8 +10,8 @@ import pytest
 from gmmvit_deploy.bundle.artifacts import open_bundle
 from tests.cli.terminal import gmmvit_here, refused
 from tests.export.test_channels import SPEC, saved_checkpoint
-from tests.images.test_preprocess import encoded, photo
-from tests.images.test_timm_preprocess import by_timm
+from tests.inference.test_preprocess import encoded, photo
+from tests.inference.test_timm_preprocess import by_timm
 
 pytestmark = pytest.mark.integration
 

@@ -22,13 +22,13 @@ from gmmvit_deploy.demo.run import run_demo
 from gmmvit_deploy.errors import GmmvitError, OutputError
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.images.data.open import open_data
+from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import ParityReport
-from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.engines.card import open_engine
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
-from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner
 from gmmvit_deploy.runtimes.runners.open import default_runners, open_runner
 

@@ -19,7 +19,7 @@ from gmmvit_deploy.errors import BundleError, ExportError, InputError, OutputErr
 from gmmvit_deploy.export import bundle_from_checkpoint as module
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.files.writing import sha256_of_bytes, sha256_of_file
-from gmmvit_deploy.images.preprocess import tensor_from_pixels
+from gmmvit_deploy.inference.preprocess import tensor_from_pixels
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.progress import Progress

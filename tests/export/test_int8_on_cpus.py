@@ -20,9 +20,9 @@ from gmmvit_deploy.errors import BundleError, OutputError
 from gmmvit_deploy.export import variants as module
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.parity._calibration import check_calibration
 from gmmvit_deploy.parity._quantised import QuantisedGraph
-from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.serving.options import RepositoryOptions

@@ -19,11 +19,11 @@ from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.declared import declare
 from gmmvit_deploy.graphs.quantize import DYNAMIC, DYNAMIC_COLUMNS, quantize_graph
+from gmmvit_deploy.inference.int8_products import has_vnni
+from gmmvit_deploy.inference.openvino_program import OpenVinoProgram
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.parity.check import check_parity
-from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
-from gmmvit_deploy.runtimes.programs.int8_products import has_vnni
-from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 from gmmvit_deploy.runtimes.runners.open import default_runners, open_runner, open_runners
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle

@@ -16,9 +16,9 @@ from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.graphs import weights
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions
-from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.open import open_runners
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.options import RepositoryOptions

@@ -24,8 +24,8 @@ from gmmvit_deploy.export import variants
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.graphs_of_precisions import PreparedGraph
 from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.inference.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
-from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner
 from gmmvit_deploy.runtimes.runners.open import default_runners, fastest_runner, open_runner

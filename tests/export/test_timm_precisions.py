@@ -13,7 +13,7 @@ import torch
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of
-from gmmvit_deploy.precision import QUANTIZED, Precision
+from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.timm_graphs import timm_model

@@ -25,9 +25,9 @@ from gmmvit_deploy.graphs.roles import roles_of
 from gmmvit_deploy.graphs.rounding import compensated_rounding
 from gmmvit_deploy.graphs.smoothing import factors_between, smoothed, smoothed_by
 from gmmvit_deploy.graphs.wiring import copy_of
+from gmmvit_deploy.inference.precision import PRECISIONS, element_type
 from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.specs import MaskSpec
-from gmmvit_deploy.precision import PRECISIONS, element_type
 from gmmvit_deploy.runtimes.programs.emulated_precision import CountedGraph, emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 from tests.models.folding.test_passes import small

@@ -12,7 +12,7 @@ from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.declared import ROLE_KEY, declare
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
 from gmmvit_deploy.graphs.roles import attentions_of, require_known_roles, roles_of
-from gmmvit_deploy.precision import PRECISIONS, ROLES, Precision, Role
+from gmmvit_deploy.inference.precision import PRECISIONS, ROLES, Precision, Role
 from tests.conftest import RELEASED
 from tests.golden_files import each_export
 

@@ -14,7 +14,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.graphs.constant_folding import fold_constant_moves
 from gmmvit_deploy.graphs.proof import constant_nodes
 from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
-from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, attentions_in_onnx
+from gmmvit_deploy.inference.matcher import MatchedAttention, attentions_in_onnx
 from tests.timm_graphs import exported
 
 

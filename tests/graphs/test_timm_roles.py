@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
-from gmmvit_deploy.precision import Role
+from gmmvit_deploy.inference.precision import Role
 from tests.timm_graphs import exported
 
 OUTSIDE_THE_POLICY = {

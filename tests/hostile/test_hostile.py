@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gmmvit_deploy.images.preprocess import UnusableImage
+from gmmvit_deploy.inference.preprocess import UnusableImage
 from tests.conftest import rgb
 from tests.hostile.bundles import BUNDLES, sound_bundle
 from tests.hostile.case import REFUSED

@@ -17,10 +17,10 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of
+from gmmvit_deploy.inference.matcher import MatchedAttention, attentions_in_onnx
+from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, attentions_in_onnx
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx
 from gmmvit_deploy.tolerances import Noise, limit_from_noise

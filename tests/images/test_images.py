@@ -10,7 +10,7 @@ from PIL import Image
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.spec import ImageSpec
-from tests.images.test_preprocess import encoded, photo
+from tests.inference.test_preprocess import encoded, photo
 
 GREY = ImageSpec(height=20, width=28, channels=1, mean=(0.1,), std=(0.3,))
 

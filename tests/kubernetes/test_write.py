@@ -14,9 +14,9 @@ import yaml
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.kubernetes.options import ManifestOptions, location
 from gmmvit_deploy.kubernetes.write import manifests_from_bundle
-from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from tests.documented import PAGES

@@ -15,12 +15,12 @@ from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.choices import Candidate, Choice, Machine, read_choices, write_choice
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.bundle.variants import forms_in, open_variant
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.optimize import _race
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.judgement import judgement_of
 from gmmvit_deploy.parity.report import RunnerReport
-from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import graph_of, open_runner
 from tests.cli.terminal import Answer, gmmvit_here, refused

@@ -9,9 +9,9 @@ import pytest
 
 from gmmvit_deploy.bundle.choices import Candidate
 from gmmvit_deploy.errors import RunnerUnavailableError
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.optimize import _race
 from gmmvit_deploy.parity.judgement import Judgement
-from gmmvit_deploy.runner_name import RunnerName
 
 
 class Timed:

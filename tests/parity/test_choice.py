@@ -12,12 +12,12 @@ import pytest
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.choices import read_choices, write_choice
 from gmmvit_deploy.bundle.gates import Gate
+from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.choice import with_choice
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport
-from gmmvit_deploy.precision import Precision
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from tests.choices import chosen_bundle

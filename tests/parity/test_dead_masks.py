@@ -12,6 +12,8 @@ import torch
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.inference.matcher import MatchedAttention, attentions_in_onnx
+from gmmvit_deploy.inference.openvino_program import OpenVinoProgram
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.pit.spec import PiTSpec
 from gmmvit_deploy.models.folding.fold import fold
@@ -19,10 +21,8 @@ from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.parity._constants import check_constants
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain, suspects
-from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, attentions_in_onnx
 from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
-from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 
 pytestmark = pytest.mark.integration
 

@@ -24,7 +24,7 @@ from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.images import spec as contract
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.datasets import DATASETS
-from gmmvit_deploy.images.preprocess import tensor_from_pixels
+from gmmvit_deploy.inference.preprocess import tensor_from_pixels
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import ParityReport
@@ -132,7 +132,7 @@ def _resized_otherwise(image: Any, *, height: int, width: int, **_: object) -> n
 
 
 def test_another_resize_where_a_bundle_is_opened(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gmmvit_deploy.images import preprocess
+    from gmmvit_deploy.inference import preprocess
 
     monkeypatch.setattr(preprocess, "pixels_from_image", _resized_otherwise)
     with pytest.raises(BundleError, match=r"preprocessing: the pixels of reference image 1 differ from the pixels"):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.inference import openvino_kernels
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import ParityReport
-from gmmvit_deploy.runtimes.kernels import openvino_kernels
 from gmmvit_deploy.runtimes.runners.open import open_runners
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 

@@ -10,7 +10,7 @@ import pytest
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.data.open import open_data
-from gmmvit_deploy.images.labels import LabelSet
+from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.parity._decisions import Crossings
 from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
 from gmmvit_deploy.parity._single_label import Accuracy, Classes

@@ -11,7 +11,7 @@ from PIL import Image
 from gmmvit_deploy.bundle.golden import GoldenSet
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.parity._image_mistakes import pixel_mistakes
-from tests.images.test_preprocess import encoded, photo
+from tests.inference.test_preprocess import encoded, photo
 
 STRETCH = ImageSpec(height=24, width=32, channels=3, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2))
 CENTER = replace(STRETCH, resize="center-bicubic", crop_pct=0.9)

@@ -23,6 +23,10 @@ from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import NotOfferedError
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.images.data.images import ArrayImages
+from gmmvit_deploy.inference import openvino_kernels
+from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.precision import Precision
+from gmmvit_deploy.inference.runner_name import Form
 from gmmvit_deploy.parity._calibration import check_calibration
 from gmmvit_deploy.parity._preprocessing import check_preprocessing
 from gmmvit_deploy.parity._quantised import QuantisedGraph
@@ -31,11 +35,7 @@ from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.reference import Reference, Sample
 from gmmvit_deploy.parity.report import ParityReport
-from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runner_name import Form
-from gmmvit_deploy.runtimes.kernels import openvino_kernels
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
-from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner

@@ -9,11 +9,11 @@ import pytest
 import scipy.stats
 
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.inference.precision import SPECS
 from gmmvit_deploy.intervals import mcnemar, score_interval, share_interval
 from gmmvit_deploy.parity._paired import Paired
 from gmmvit_deploy.parity._single_label import Accuracy, Classes, classes_of
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
-from gmmvit_deploy.precision import SPECS
 from gmmvit_deploy.tolerances import Noise, limit_from_noise, signal_to_noise_db
 
 

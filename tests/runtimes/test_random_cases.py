@@ -27,16 +27,16 @@ import torch
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.onnxruntime_program import OnnxRuntimeProgram
+from gmmvit_deploy.inference.openvino_program import OpenVinoProgram, UnusedKernelsError
+from gmmvit_deploy.inference.precision import SPECS, Precision
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
-from gmmvit_deploy.precision import SPECS, Precision
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
-from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
-from gmmvit_deploy.runtimes.programs.onnxruntime_program import OnnxRuntimeProgram
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
-from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram, UnusedKernelsError
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import has_bf16
 from tests.exact import exact_logits

@@ -14,7 +14,7 @@ from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
-from tests.images.test_preprocess import png
+from tests.inference.test_preprocess import png
 from tests.serving.commands import Serve, wait_gone
 from tests.serving.stand_in import write_stand_in
 

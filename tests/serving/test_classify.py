@@ -25,7 +25,7 @@ from gmmvit_deploy.serving.front._app import front_app
 from gmmvit_deploy.serving.front.options import FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
-from tests.images.test_preprocess import encoded, photo
+from tests.inference.test_preprocess import encoded, photo
 from tests.serving.commands import Serve, kinds_of, metric_values
 from tests.serving.shared import Running
 

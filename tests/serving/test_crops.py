@@ -13,8 +13,8 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.parity.check import check_parity
-from gmmvit_deploy.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
@@ -25,8 +25,8 @@ from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.export.test_channels import LABELS, SPEC, exported
-from tests.images.test_preprocess import encoded, photo
-from tests.images.test_timm_preprocess import by_timm
+from tests.inference.test_preprocess import encoded, photo
+from tests.inference.test_timm_preprocess import by_timm
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 

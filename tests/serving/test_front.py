@@ -24,7 +24,7 @@ from gmmvit_deploy.serving.front import process as front_process
 from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER, RUNNER_HEADER, FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.server import TritonServer
-from tests.images.test_preprocess import encoded, photo, png, png_16_bits, progressive
+from tests.inference.test_preprocess import encoded, photo, png, png_16_bits, progressive
 from tests.serving.conftest import flat_png
 from tests.serving.shared import Running
 from tests.waiting import everything_was_read, wait_until

@@ -18,7 +18,7 @@ import pytest
 from gmmvit_deploy import doctor
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError, RepositoryError, ServerError
-from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs._triton_errors import Request, error_from_transport
 from gmmvit_deploy.runtimes.programs.access import Access
 from gmmvit_deploy.serving.gateway._access_log import AccessLog

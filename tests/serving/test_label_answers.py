@@ -16,13 +16,13 @@ import tritonclient.grpc
 import tritonclient.http
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.images.labels import Prediction
+from gmmvit_deploy.inference.labels import Prediction
 from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, classify_files
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
-from tests.images.test_preprocess import encoded, photo
+from tests.inference.test_preprocess import encoded, photo
 
 pytestmark = pytest.mark.integration
 LABELS = ("cat: big", "Bär 🐻", '"quoted\\"', "1:2:3", "x", "x", "a,b", "ship", "tab\there", "end")

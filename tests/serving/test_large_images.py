@@ -19,7 +19,7 @@ import pytest
 from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
 
-import gmmvit_deploy.images.preprocess
+import gmmvit_deploy.inference.preprocess
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, RequestRejectedError, ServerError
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
@@ -29,7 +29,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.triton_models import large_images
 from gmmvit_deploy.serving.triton_models.large_images import NICENESS, Decoder
 from tests.conftest import FREE_PORTS
-from tests.images.test_preprocess import encoded, photo, png
+from tests.inference.test_preprocess import encoded, photo, png
 from tests.serving.commands import kinds_of
 from tests.serving.conftest import flat_png
 from tests.waiting import wait_until
@@ -48,7 +48,7 @@ class TestDecoder:
         """A decoder with its files beside each other, as `gmmvit repository` writes them."""
         script = tmp_path / "gmmvit_large_images.py"
         shutil.copyfile(str(large_images.__file__), script)
-        shutil.copyfile(str(gmmvit_deploy.images.preprocess.__file__), tmp_path / "gmmvit_preprocess.py")
+        shutil.copyfile(str(gmmvit_deploy.inference.preprocess.__file__), tmp_path / "gmmvit_preprocess.py")
         monkeypatch.setattr(large_images, "__file__", str(script))
         monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # as the server's environment
         target = {"height": 32, "width": 32, "channels": 3, "resize": "stretch-bilinear", "crop_pct": 1.0, "mean": None}

@@ -18,7 +18,7 @@ from PIL import Image
 from gmmvit_deploy.serving.front.options import FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
 from tests.browser import accessibility_problems, open_chromium
-from tests.images.test_preprocess import encoded, photo
+from tests.inference.test_preprocess import encoded, photo
 from tests.serving.shared import Running
 
 if TYPE_CHECKING:

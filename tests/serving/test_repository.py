@@ -13,10 +13,10 @@ from tritonclient.grpc import model_config_pb2
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.doctor import examine_bundle
 from gmmvit_deploy.errors import EngineError, InputError, OutputError, RepositoryError
-from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.inference import cores
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.engines.card import Engine, open_engine
 from gmmvit_deploy.runtimes.engines.compatibility import server_tensorrt
-from gmmvit_deploy.runtimes.programs import cores
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle

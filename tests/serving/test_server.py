@@ -28,7 +28,7 @@ from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS, cifar_options, golden
-from tests.images.test_preprocess import encoded, photo, png_bomb
+from tests.inference.test_preprocess import encoded, photo, png_bomb
 from tests.serving.commands import Serve, processes_naming, wait_gone
 from tests.serving.shared import Running
 from tests.waiting import wait_until

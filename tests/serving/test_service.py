@@ -16,7 +16,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
 from tests.conftest import FREE_PORTS
 from tests.haproxy import needs_haproxy
-from tests.images.test_preprocess import encoded, photo
+from tests.inference.test_preprocess import encoded, photo
 from tests.serving.gateways import key_file, request
 from tests.serving.stand_in import answers_held, held_file
 from tests.waiting import wait_until

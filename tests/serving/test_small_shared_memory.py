@@ -21,7 +21,7 @@ from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
-from tests.images.test_preprocess import encoded, photo
+from tests.inference.test_preprocess import encoded, photo
 from tests.serving.commands import Serve
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]

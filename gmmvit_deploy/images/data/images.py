@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
 from gmmvit_deploy.images.data.other_formats import as_served, pixels_of_file
-from gmmvit_deploy.images.preprocess import MODES, UnusableImage
 from gmmvit_deploy.images.spec import ImageSpec, image_from_pixels
+from gmmvit_deploy.inference.preprocess import MODES, UnusableImage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

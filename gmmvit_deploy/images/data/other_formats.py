@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.images.preprocess import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, UnusableImage
+from gmmvit_deploy.inference.preprocess import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, UnusableImage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.folding.dead_masks import drop_dead_masks
 from gmmvit_deploy.models.folding.engine_forms import pad_heads, separate_projections
@@ -31,7 +32,6 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.scores.step import Step
 from gmmvit_deploy.models.specs import ModelSpec
-from gmmvit_deploy.precision import Role
 
 __all__ = [
     "SCORE_PASSES",

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
 from gmmvit_deploy.models.scores.step import Constant, Step
-from gmmvit_deploy.precision import Role
 
 FoldingPass = Callable[[Model], tuple[str, ...]]
 _Pair = tuple[tuple[str, Step], tuple[str, Step]]  # (name of the step, step), twice

@@ -14,9 +14,9 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.layers.roles import with_role, with_role_of
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
-from gmmvit_deploy.precision import Role
 
 
 def heads_of(x: Float[Tensor, "*batch n inner"], heads: int) -> Float[Tensor, "*batch heads n d"]:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gmmvit_deploy.precision import Role
+from gmmvit_deploy.inference.precision import Role
 
 BATCH_NORM_EPS = 1e-5
 

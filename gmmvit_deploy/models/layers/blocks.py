@@ -11,10 +11,10 @@ from typing import ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.layers.attention import MaskedAttention
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import AttentionScores
-from gmmvit_deploy.precision import Role
 
 LAYER_NORM_EPS = 1e-5
 

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gmmvit_deploy.errors import SpecError
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.layers.subclasses import replace_methods
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.biases import PassedBias
-from gmmvit_deploy.precision import Role
 
 Answer = Callable[..., Tensor]
 DRY_IMAGES = 2

@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 
 from torch import nn
 
-from gmmvit_deploy.precision import Role
+from gmmvit_deploy.inference.precision import Role
 
 _Layer = TypeVar("_Layer", bound=nn.Module)
 _SINGLE_PURPOSE: Mapping[type[nn.Module], Role] = {nn.LayerNorm: "norm", nn.GELU: "gelu"}

@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.layers.blocks import flat_patches, layer_norm, linear_filters
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.precision import Role
 
 VIEWS = 5
 """The image and its four shifted copies."""

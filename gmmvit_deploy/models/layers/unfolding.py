@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.precision import Role
 
 
 class Unfold(nn.Module):

@@ -23,9 +23,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.step import Step
-from gmmvit_deploy.precision import Role
 
 
 class WideHeads(nn.Module):

@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Step
-from gmmvit_deploy.precision import Role
 
 
 class AttentionScores(nn.Module):

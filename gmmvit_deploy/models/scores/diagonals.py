@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.scores.step import Add, Multiply, Step
-from gmmvit_deploy.precision import Role
 
 _MISSING = "the diagonal not masked"
 _LARGE = -987654321.0  # LSA's released code puts this number on the diagonal in its ViT

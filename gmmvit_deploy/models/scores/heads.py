@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.scores.step import Operation, Step
-from gmmvit_deploy.precision import Role
 
 
 class HeadMixing(Step):

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.scores.grids import Grid, lattice_points, rows_and_columns
 from gmmvit_deploy.models.scores.step import (
     Constant,
@@ -26,7 +27,6 @@ from gmmvit_deploy.models.scores.step import (
     matrix_oddities,
 )
 from gmmvit_deploy.models.specs import MaskSpec
-from gmmvit_deploy.precision import Role
 
 SIGMA_EPS = 1e-5  # ε, which keeps the exponent 1/(σ²+ε) finite; the models were trained with this ε
 _DEAD = 1e-6  # a Gaussian has no effect if |alpha| is below this fraction of the largest |alpha| of the mask

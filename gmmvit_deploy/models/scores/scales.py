@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.scores.step import Multiply, Step
-from gmmvit_deploy.precision import Role
 
 
 class Scale(Multiply):

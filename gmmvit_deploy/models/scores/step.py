@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.precision import Role
+from gmmvit_deploy.inference.precision import Role
 
 Operation = Literal["multiply", "add", "mix", "normalise"]
 _FLAT = 1e-6  # a mask counts as constant if max − min of the entries is below this fraction of the largest |entry|

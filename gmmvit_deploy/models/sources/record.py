@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.images.labels import Task
+from gmmvit_deploy.inference.labels import Task
 
 PlainValue: TypeAlias = "str | bytes | int | float | bool | list[PlainValue] | tuple[PlainValue, ...] | set[PlainValue] | dict[PlainValue, PlainValue] | None"  # noqa: E501 - a string cannot be split in a recursive alias
 """Text, bytes, numbers, booleans, None, and lists, tuples, sets and dicts of such values."""

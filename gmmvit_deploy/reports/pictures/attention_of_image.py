@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.data.other_formats import pixels_of_file
-from gmmvit_deploy.images.labels import LabelSet, Prediction
-from gmmvit_deploy.images.preprocess import UnusableImage
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
+from gmmvit_deploy.inference.labels import LabelSet, Prediction
+from gmmvit_deploy.inference.preprocess import UnusableImage
 from gmmvit_deploy.models.layers.attention import attentions_without_scores
 from gmmvit_deploy.reports.pictures.attention_weights import AttentionRecord, LayerWeights, attention_record
 

@@ -15,8 +15,8 @@ from gmmvit_deploy.graphs.declared import Attention
 from gmmvit_deploy.graphs.masks import require_folded
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of, unknown_operators
 from gmmvit_deploy.graphs.weights import without_weights
-from gmmvit_deploy.precision import Role
-from gmmvit_deploy.runtimes.kernels.matcher import Refusal, attentions_in_onnx
+from gmmvit_deploy.inference.matcher import Refusal, attentions_in_onnx
+from gmmvit_deploy.inference.precision import Role
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -28,7 +28,7 @@ class GraphSource:
 
     tensor, shape, dtype: of the graph's input; the shape is without the batch.
     head_dims: attention → head dim, where it can be inferred.
-    unmatched: softmax outside every known attention → why `kernels.matcher` found no attention around it.
+    unmatched: softmax outside every known attention → why `inference.matcher` found no attention around it.
     roles: node → role in the precision policy; empty if a node has no role.
     unjudged, unfolded, masks: as in `EngineCard`.  hashes: its ``sha256`` but for the plan.
     max_batch: of the bundle that contains the graph; None without a bundle.
@@ -124,7 +124,7 @@ def _with_inferred_shapes(proto: ModelProto) -> ModelProto | None:
 
 
 def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, str]:
-    """Map each softmax outside every known attention to the reason of `kernels.matcher`, which reads OpenVINO's graphs.
+    """Map each softmax outside every known attention to the reason of `inference.matcher`, which reads OpenVINO's graphs.
 
     There are no reasons for a graph that OpenVINO cannot read, or that is too large for a protobuf.
     """

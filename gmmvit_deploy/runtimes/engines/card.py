@@ -16,7 +16,7 @@ from typing import Any
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import EngineError, InputError
 from gmmvit_deploy.files.writing import sha256_of_file
-from gmmvit_deploy.precision import Precision
+from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.runtimes.engines.flavors import FlavorName
 from gmmvit_deploy.runtimes.engines.options import Profile, profile_from
 from gmmvit_deploy.runtimes.engines.proof import AttentionProof, Miss

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gmmvit_deploy.errors import InputError, MissingDependencyError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.precision import SPECS
+from gmmvit_deploy.inference.precision import SPECS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.engines.options import BuildOptions

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.precision import Precision, precision_from
+from gmmvit_deploy.inference.precision import Precision
+from gmmvit_deploy.precision_names import precision_from
 
 HardwareCompatibility = Literal["none", "ampere+", "same-cc"]
 HARDWARE_COMPATIBILITIES: tuple[HardwareCompatibility, ...] = get_args(HardwareCompatibility)

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.errors import EngineError
-from gmmvit_deploy.precision import SPECS, Precision
+from gmmvit_deploy.inference.precision import SPECS, Precision
 
 if TYPE_CHECKING:
     from gmmvit_deploy.graphs.declared import Attention
-    from gmmvit_deploy.precision import Role
+    from gmmvit_deploy.inference.precision import Role
 
 _LINE = re.compile(
     r"^Name: (?P<name>.*?), LayerType: (?P<kind>[^,]*), Inputs: (?P<inputs>.*?), "
@@ -161,7 +161,7 @@ def prove_attentions(
 
     target: as in `AttentionProof`.  profiles: the number of optimisation profiles.
     head_dims: name of an attention → its head dim.
-    unmatched: softmax outside every known attention → why `kernels.matcher` found no attention around it.
+    unmatched: softmax outside every known attention → why `inference.matcher` found no attention around it.
     """
     return tuple(
         _prove(

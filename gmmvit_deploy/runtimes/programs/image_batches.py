@@ -19,8 +19,8 @@ from gmmvit_deploy.images.data.files import image_files, split_folder
 from gmmvit_deploy.images.data.formats import arrays_in
 from gmmvit_deploy.images.data.images import FileImages, Images, Label, evenly_spaced
 from gmmvit_deploy.images.data.open import is_named, open_data, require_data
-from gmmvit_deploy.images.labels import distinct_names
 from gmmvit_deploy.images.names import shown_names
+from gmmvit_deploy.inference.labels import distinct_names
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,7 +15,7 @@ import gc
 import re
 from pathlib import Path
 
-from gmmvit_deploy.runtimes.programs.cores import groups, lines
+from gmmvit_deploy.inference.cores import groups, lines
 
 __all__ = ["available_bytes", "release_memory"]
 

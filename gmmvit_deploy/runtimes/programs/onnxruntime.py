@@ -20,7 +20,7 @@ from gmmvit_deploy.graphs.calibration import Calibration
 from gmmvit_deploy.graphs.quantize import activations_of
 from gmmvit_deploy.graphs.weights import has_external_weights, write_graph
 from gmmvit_deploy.graphs.wiring import end_of_normalisation
-from gmmvit_deploy.runtimes.programs.onnxruntime_program import OnnxRuntimeProgram, session_options
+from gmmvit_deploy.inference.onnxruntime_program import OnnxRuntimeProgram, session_options
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gmmvit_deploy.errors import BundleError, RunnerUnavailableError
 from gmmvit_deploy.graphs.role_patterns import size_values
 from gmmvit_deploy.graphs.wiring import Wiring
+from gmmvit_deploy.inference.onnxruntime_program import session_options
 from gmmvit_deploy.runtimes.programs.onnxruntime import import_onnxruntime, require_onnxruntime
-from gmmvit_deploy.runtimes.programs.onnxruntime_program import session_options
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.precision import OPENVINO_PRECISIONS, SPECS, Precision
+from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.openvino_kernels import Kernels, kernels_from
+from gmmvit_deploy.inference.precision import OPENVINO_PRECISIONS, SPECS, Precision
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
-from gmmvit_deploy.runtimes.kernels.openvino_kernels import Kernels, kernels_from
-from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 
 __all__ = [
     "has_bf16",

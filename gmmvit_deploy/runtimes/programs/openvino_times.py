@@ -12,10 +12,10 @@ from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.graphs.weights import write_graph
 from gmmvit_deploy.graphs.wiring import Wiring
+from gmmvit_deploy.inference.cores import cores
+from gmmvit_deploy.inference.openvino_program import OpenVinoProgram
 from gmmvit_deploy.measure.turns import seconds_in_turn, time_ratio
-from gmmvit_deploy.runtimes.programs.cores import cores
 from gmmvit_deploy.runtimes.programs.openvino import read_graph
-from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

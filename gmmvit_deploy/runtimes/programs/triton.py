@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.images.labels import LabelSet
-from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.inference.labels import LabelSet
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs._triton_errors import Request, error_from_refusal, error_from_transport
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access, parse_url
 

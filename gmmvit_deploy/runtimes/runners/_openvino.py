@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import BundleError, RunnerUnavailableError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import sha256_of_file
-from gmmvit_deploy.precision import OPENVINO_PRECISIONS, SPECS, Precision
+from gmmvit_deploy.inference.openvino_program import OpenVinoProgram, UnusedKernelsError
+from gmmvit_deploy.inference.precision import OPENVINO_PRECISIONS, SPECS, Precision
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.programs.openvino import has_bf16, our_kernels, read_graph
-from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram, UnusedKernelsError
 from gmmvit_deploy.runtimes.runners.inspection import LOGITS
 from gmmvit_deploy.runtimes.runners.runner import InspectableGraph, Inspection, Runner
 

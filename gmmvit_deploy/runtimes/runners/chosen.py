@@ -18,10 +18,10 @@ from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
 from gmmvit_deploy.bundle.choices import CHOICES_FILE, Candidate, Choice, Machine, read_choices
 from gmmvit_deploy.bundle.variants import Variant
 from gmmvit_deploy.errors import BundleError, MissingDependencyError, RunnerUnavailableError
-from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS, SPECS
-from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.inference.cores import cores, cpu_features, cpu_name
+from gmmvit_deploy.inference.precision import ONNXRUNTIME_PRECISIONS, SPECS
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
-from gmmvit_deploy.runtimes.programs.cores import cores, cpu_features, cpu_name
 from gmmvit_deploy.runtimes.programs.onnxruntime import require_onnxruntime
 from gmmvit_deploy.runtimes.programs.onnxruntime_providers import CUDA, TENSORRT, require_provider
 from gmmvit_deploy.runtimes.programs.openvino import has_bf16, kernels_for_graph, why_no_openvino

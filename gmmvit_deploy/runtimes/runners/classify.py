@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.errors import ImageError, InputError, RequestRejectedError, ServerError
 from gmmvit_deploy.files.writing import new_file
 from gmmvit_deploy.images.data.other_formats import as_served, pixels_of_file
-from gmmvit_deploy.images.labels import LabelSet, Prediction
-from gmmvit_deploy.images.preprocess import MAX_IMAGE_BYTES, UnusableImage
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
+from gmmvit_deploy.inference.labels import LabelSet, Prediction
+from gmmvit_deploy.inference.preprocess import MAX_IMAGE_BYTES, UnusableImage
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
 from gmmvit_deploy.runtimes.programs.retries import with_retries

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.runtimes.programs.cores import limit_torch
+from gmmvit_deploy.inference.cores import cores, is_limited
 from gmmvit_deploy.runtimes.runners.runner import Device, Inspection, Runner
 
 if TYPE_CHECKING:
@@ -124,3 +124,12 @@ class CompiledRunner(EagerRunner):
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         return self._logits(self._compiled, self.tensors(batch))
+
+
+def limit_torch() -> None:
+    """Reduce the number of PyTorch's threads to the number of cores if the quota allows fewer than the affinity."""
+    if is_limited():
+        import torch
+
+        if torch.get_num_threads() > cores():
+            torch.set_num_threads(cores())

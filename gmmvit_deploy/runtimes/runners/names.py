@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.precision import Precision, precision_from
-from gmmvit_deploy.runner_name import FORMS, RunnerName
+from gmmvit_deploy.inference.precision import Precision
+from gmmvit_deploy.inference.runner_name import FORMS, RunnerName
+from gmmvit_deploy.precision_names import precision_from
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 
 RUNNERS = (

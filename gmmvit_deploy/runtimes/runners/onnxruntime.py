@@ -12,7 +12,7 @@ from gmmvit_deploy.bundle.variants import how_to_convert, open_variant
 from gmmvit_deploy.errors import BundleError, OutputError, RunnerUnavailableError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.graphs.weights import write_graph
-from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS
+from gmmvit_deploy.inference.precision import ONNXRUNTIME_PRECISIONS
 from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx, require_onnxruntime
 from gmmvit_deploy.runtimes.programs.onnxruntime_providers import (
     CUDA,

@@ -16,8 +16,8 @@ from pathlib import Path
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import Variant, cpu_form, open_variant, record_of
 from gmmvit_deploy.errors import InputError, RunnerUnavailableError
-from gmmvit_deploy.precision import ONNXRUNTIME_PRECISIONS, Precision, graph_precision
-from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.inference.precision import ONNXRUNTIME_PRECISIONS, Precision, graph_precision
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.engines.card import open_engine
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access, protocol_of

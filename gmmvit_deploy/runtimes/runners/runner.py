@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.runner_name import Form, RunnerName
+from gmmvit_deploy.inference.runner_name import Form, RunnerName
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.bundle.variants import Variant
+    from gmmvit_deploy.inference.precision import Precision
     from gmmvit_deploy.models.specs import OutputName
-    from gmmvit_deploy.precision import Precision
     from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 
 __all__ = ["Device", "InspectableGraph", "Inspection", "Runner", "Served", "judging"]

@@ -15,8 +15,8 @@ import numpy as np
 
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import MissingDependencyError, RunnerUnavailableError
+from gmmvit_deploy.inference.cores import cores, cpu_name
 from gmmvit_deploy.measure.turns import time_ratio
-from gmmvit_deploy.runtimes.programs.cores import cores, cpu_name
 from gmmvit_deploy.runtimes.programs.memory import release_memory
 from gmmvit_deploy.runtimes.programs.openvino import why_no_openvino
 from gmmvit_deploy.runtimes.runners.open import proof_programs

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.bundle.variants import cpu_form, open_variant
 from gmmvit_deploy.errors import BundleError, NotOfferedError, ServerError
-from gmmvit_deploy.precision import precision_from
-from gmmvit_deploy.runner_name import RunnerName
+from gmmvit_deploy.inference.runner_name import RunnerName
+from gmmvit_deploy.precision_names import precision_from
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL, TritonConnection
 from gmmvit_deploy.runtimes.runners.inspection import stand_in

@@ -47,7 +47,7 @@ from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gmmvit_deploy.images.labels import DEFAULT_TOP
+from gmmvit_deploy.inference.labels import DEFAULT_TOP
 from gmmvit_deploy.serving.front._http import LimitedHttp
 from gmmvit_deploy.serving.front._triton import Triton
 from gmmvit_deploy.serving.front._uploads import (

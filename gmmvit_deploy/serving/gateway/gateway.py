@@ -26,7 +26,7 @@ from typing import Any
 
 from gmmvit_deploy.errors import GmmvitError, ServerError
 from gmmvit_deploy.files.leftovers import new_run_folder, remove_run_folder
-from gmmvit_deploy.runtimes.programs.cores import cores
+from gmmvit_deploy.inference.cores import cores
 from gmmvit_deploy.serving._local_http import MetricsEndpoint, text_from_socket, text_from_url
 from gmmvit_deploy.serving._metric_text import joined_metrics, metric_text
 from gmmvit_deploy.serving.gateway._access_log import AccessLog

@@ -1,1 +1,1 @@
-../../../gmmvit_deploy/images/labels.py
+../../../gmmvit_deploy/inference/labels.py

@@ -1,1 +1,1 @@
-../../../gmmvit_deploy/precision.py
+../../../gmmvit_deploy/inference/precision.py

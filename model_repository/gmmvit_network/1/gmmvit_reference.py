@@ -1,1 +1,1 @@
-../../../gmmvit_deploy/runtimes/programs/reference_outputs.py
+../../../gmmvit_deploy/inference/reference_outputs.py

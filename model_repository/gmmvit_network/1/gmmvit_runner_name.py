@@ -1,1 +1,1 @@
-../../../gmmvit_deploy/runner_name.py
+../../../gmmvit_deploy/inference/runner_name.py

@@ -1,1 +1,1 @@
-../../../gmmvit_deploy/runtimes/programs/cores.py
+../../../gmmvit_deploy/inference/cores.py

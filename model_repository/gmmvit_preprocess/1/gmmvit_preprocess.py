@@ -1,1 +1,1 @@
-../../../gmmvit_deploy/images/preprocess.py
+../../../gmmvit_deploy/inference/preprocess.py

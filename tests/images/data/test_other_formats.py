@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from gmmvit_deploy.images.data.other_formats import as_served, pixels_of_file
-from gmmvit_deploy.images.preprocess import UnusableImage
+from gmmvit_deploy.inference.preprocess import UnusableImage
 from tests.conftest import rgb
 
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 4), dtype=np.uint8))

@@ -18,10 +18,10 @@ from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs import roles
+from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from gmmvit_deploy.models.families import FAMILIES, Family, model_from_spec
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import MaskKind, ModelSpec, input_shape
-from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import once

@@ -21,6 +21,8 @@ from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.export import graphs_of_precisions
 from gmmvit_deploy.graphs.declared import declared_role
+from gmmvit_deploy.inference.matcher import Refusal, attentions_in_onnx
+from gmmvit_deploy.inference.precision import PRECISIONS, QUANTIZED, ROLES, Precision
 from gmmvit_deploy.models.families import FAMILIES, PRESETS, family_of, model_from_spec, preset_spec, spec_from_json
 from gmmvit_deploy.models.families.family import Family, small_mask
 from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines, folding_passes
@@ -32,10 +34,8 @@ from gmmvit_deploy.models.specs import MaskKind, MaskSpec, input_shape, spec_to_
 from gmmvit_deploy.parity._localize import last_tensors
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain, suspects
-from gmmvit_deploy.precision import PRECISIONS, QUANTIZED, ROLES, Precision
 from gmmvit_deploy.reports.pictures.mask_images import sheet
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
-from gmmvit_deploy.runtimes.kernels.matcher import Refusal, attentions_in_onnx
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import LATER, MANIFEST, NAMES, Golden, golden

@@ -18,12 +18,12 @@ from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError, GmmvitError, SpecError
 from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
+from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from gmmvit_deploy.models.families import preset_spec
 from gmmvit_deploy.models.families.eanet import EANET, folding
 from gmmvit_deploy.models.families.eanet.model import EANet, ExternalAttention
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec
-from gmmvit_deploy.precision import QUANTIZED, Precision
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from tests.conftest import GOLDEN, MANIFEST, golden
 from tests.exact import assert_same_logits, exact_logits

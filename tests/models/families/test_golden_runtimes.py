@@ -19,11 +19,11 @@ from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import RunnerUnavailableError
 from gmmvit_deploy.export.golden import fresh_inputs
 from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.matcher import MatchedAttention, attentions_in_onnx
+from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.parity.check import check_parity
-from gmmvit_deploy.precision import Precision
-from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, attentions_in_onnx
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
-from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
 from gmmvit_deploy.runtimes.runners.runner import Runner

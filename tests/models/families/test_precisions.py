@@ -15,11 +15,11 @@ import pytest
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.graphs.declared import declared_role
+from gmmvit_deploy.inference.precision import QUANTIZED, ROLES, Precision
 from gmmvit_deploy.models.families.deepvit import DEEPVIT
 from gmmvit_deploy.models.families.family import Family, small_mask
 from gmmvit_deploy.models.families.rmt import RMT
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.precision import QUANTIZED, ROLES, Precision
 from tests.conftest import golden
 from tests.models.families.small_models import distinct_model, failing_rules, random_images, require_logits_of_precision
 

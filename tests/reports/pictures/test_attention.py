@@ -13,7 +13,7 @@ import torch
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import ImageError, InputError
-from gmmvit_deploy.images.labels import LabelSet
+from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.models.layers.attention import heads_of, masked_attentions
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores

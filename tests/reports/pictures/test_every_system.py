@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
-from gmmvit_deploy.images.labels import LabelSet
+from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.models.layers.attention import attentions_without_scores
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
 from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal

@@ -11,8 +11,8 @@ import onnx
 from torch import Tensor
 
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.precision import Role
 
 
 class Half(Model):

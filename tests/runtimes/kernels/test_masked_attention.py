@@ -16,13 +16,13 @@ from openvino import opset13 as ops
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.golden import fresh_inputs
+from gmmvit_deploy.inference.openvino_kernels import kernels_from
+from gmmvit_deploy.inference.openvino_program import OpenVinoProgram
 from gmmvit_deploy.models.specs import MaskKind
 from gmmvit_deploy.runtimes.kernels import libraries as compiling
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
-from gmmvit_deploy.runtimes.kernels.openvino_kernels import kernels_from
 from gmmvit_deploy.runtimes.programs import openvino as runner_module
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
-from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from tests.conftest import swin_graph

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.inference.matcher import MatchedAttention, attentions_in_onnx
+from gmmvit_deploy.inference.openvino_program import OpenVinoProgram
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.rmt import RMT
 from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import MaskSpec
-from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, attentions_in_onnx
 from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
-from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 from tests.models.families.small_models import failing_rules
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 

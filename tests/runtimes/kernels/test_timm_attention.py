@@ -11,10 +11,10 @@ import pytest
 
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs.roles import attentions_of
+from gmmvit_deploy.inference.matcher import MatchedAttention, Refusal, attentions_in_onnx
+from gmmvit_deploy.inference.openvino_program import OpenVinoProgram
 from gmmvit_deploy.models.folding.fold import fold
-from gmmvit_deploy.runtimes.kernels.matcher import MatchedAttention, Refusal, attentions_in_onnx
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
-from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 from tests.timm_graphs import timm_model
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gmmvit_deploy.runtimes.programs.memory import available_bytes
-from tests.runtimes.programs.test_cores import V2, machine
+from tests.inference.test_cores import V2, machine
 
 V1 = "34 31 0:29 / /sys/fs/cgroup/memory rw shared:4 - cgroup cgroup rw,memory"
 MACHINE = "MemTotal: 64000 kB\nMemAvailable:   8000 kB\nSwapTotal: 4000 kB\nSwapFree:  2000 kB"

@@ -19,6 +19,10 @@ from gmmvit_deploy.bundle.variants import Variant
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.export.golden import fresh_inputs
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.onnxruntime_program import OnnxRuntimeProgram
+from gmmvit_deploy.inference.openvino_program import CHUNK, OpenVinoProgram
+from gmmvit_deploy.inference.precision import SPECS
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.families.vit import VIT
 from gmmvit_deploy.models.folding.fold import fold
@@ -26,12 +30,8 @@ from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import SCHEMA_PATH
-from gmmvit_deploy.precision import SPECS
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
-from gmmvit_deploy.runtimes.programs.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
-from gmmvit_deploy.runtimes.programs.onnxruntime_program import OnnxRuntimeProgram
-from gmmvit_deploy.runtimes.programs.openvino_program import CHUNK, OpenVinoProgram
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
@@ -145,7 +145,7 @@ def test_every_division_among_cores_gives_the_same_logits(threads: int, bundle: 
 def test_threads_may_call_openvino_once_a_program_is_open(bundle: Bundle) -> None:
     code = (
         "import sys, threading, openvino\n"
-        "from gmmvit_deploy.runtimes.programs.openvino_program import OpenVinoProgram\n"
+        "from gmmvit_deploy.inference.openvino_program import OpenVinoProgram\n"
         "OpenVinoProgram(sys.argv[1], hint='f32')\n"
         "sys.setswitchinterval(1e-6)\n"
         "together = threading.Barrier(2)\n"

@@ -21,7 +21,7 @@ from gmmvit_deploy.runtimes.runners.classify import (
     classify_files,
 )
 from tests.conftest import cifar_options, golden
-from tests.images.test_preprocess import encoded, photo
+from tests.inference.test_preprocess import encoded, photo
 from tests.serving.shared import Running
 
 

@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.cait.spec import CaiTSpec
 from gmmvit_deploy.models.layers.attention import heads_of, projected
 from gmmvit_deploy.models.layers.blocks import Mlp, PatchEmbedding, layer_norm
@@ -38,7 +39,6 @@ from gmmvit_deploy.models.scores.locality import initial_temperature
 from gmmvit_deploy.models.scores.masks import mask_from_spec
 from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Step
-from gmmvit_deploy.precision import Role
 
 DIAGONAL = -1e-9
 """The score of a token with itself in the patch blocks of a CaiT with LSA.  The released code meant −∞."""

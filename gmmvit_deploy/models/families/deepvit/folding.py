@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.deepvit.model import ConvolutionStem, DeepViTBlock, ReAttention
 from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
 from gmmvit_deploy.models.layers.attention import projected
@@ -32,7 +33,6 @@ from gmmvit_deploy.models.layers.wide_heads import WideHeads, same_for_all_heads
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.heads import HeadBatchNorm, HeadMixing
 from gmmvit_deploy.models.scores.step import Step
-from gmmvit_deploy.precision import Role
 
 _TOKENS = 5
 

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of, projected
 from gmmvit_deploy.models.layers.batch_norm import BatchNorm
@@ -30,7 +31,6 @@ from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.heads import HeadBatchNorm, HeadBias, HeadMixing
 from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Oddity, Step
-from gmmvit_deploy.precision import Role
 
 _EPS = 1e-6
 """The epsilon of every LayerNorm. The constructor of the authors' code has 1e-5 as default, every preset has 1e-6."""

@@ -31,6 +31,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.eanet.spec import EANetSpec
 from gmmvit_deploy.models.layers.blocks import Mlp, PreNormBlock, layer_norm
 from gmmvit_deploy.models.layers.model import Model
@@ -38,7 +39,6 @@ from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.layers.sinusoids import sinusoidal_positions
 from gmmvit_deploy.models.layers.unfolding import Unfold
 from gmmvit_deploy.models.scores.step import Oddity
-from gmmvit_deploy.precision import Role
 
 _SIDE = 3
 _PATCH = _SIDE**2

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.images.labels import Task
+from gmmvit_deploy.inference.labels import Task
 from gmmvit_deploy.models.families.hugging_face.images import PREPROCESSOR_FILE, Preprocessing, preprocessing_from
 from gmmvit_deploy.models.families.hugging_face.network import config_of, is_backbone, network_config, network_from_spec
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec

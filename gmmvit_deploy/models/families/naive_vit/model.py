@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention
 from gmmvit_deploy.models.layers.blocks import Block, PatchEmbedding
@@ -29,7 +30,6 @@ from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.layers.sinusoids import sinusoidal_positions
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.step import Oddity
-from gmmvit_deploy.precision import Role
 
 
 class HeadwiseProjection(nn.Module):

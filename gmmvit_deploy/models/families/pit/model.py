@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.pit.spec import PiTSpec
 from gmmvit_deploy.models.layers.blocks import Block, layer_norm
 from gmmvit_deploy.models.layers.model import Model
@@ -27,7 +28,6 @@ from gmmvit_deploy.models.layers.shifted_patches import ShiftedMerging, ShiftedP
 from gmmvit_deploy.models.scores.attention import scaled_scores
 from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import PrefixMask, mask_from_spec
-from gmmvit_deploy.precision import Role
 
 
 class Pooling(nn.Module):

@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.swin.spec import SwinSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention
 from gmmvit_deploy.models.layers.blocks import Mlp, layer_norm
@@ -32,7 +33,6 @@ from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.biases import WindowBias, relative_position_index, shift_mask
 from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import mask_from_spec
-from gmmvit_deploy.precision import Role
 
 
 class WindowBlock(nn.Module):

@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.t2t.spec import T2TSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of, projected
 from gmmvit_deploy.models.layers.blocks import Block, Mlp, layer_norm
@@ -37,7 +38,6 @@ from gmmvit_deploy.models.layers.unfolding import Unfold, unfolds_as_convolution
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import mask_from_spec
-from gmmvit_deploy.precision import Role
 
 _SIDE = 3
 _PATCH = _SIDE**2

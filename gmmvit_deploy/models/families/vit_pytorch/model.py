@@ -32,6 +32,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.vit_pytorch.spec import EmbeddingKind, VitPytorchSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of, projected
 from gmmvit_deploy.models.layers.blocks import Block, PatchEmbedding, flat_patches, layer_norm
@@ -43,7 +44,6 @@ from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal
 from gmmvit_deploy.models.scores.grids import lattice_points
 from gmmvit_deploy.models.scores.heads import HeadMixing, HeadNorm
 from gmmvit_deploy.models.scores.scales import LearnedTemperature, Scale
-from gmmvit_deploy.precision import Role
 
 _LONGEST_WAVE = 10000.0
 _SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0))

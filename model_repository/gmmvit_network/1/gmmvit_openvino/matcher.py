@@ -1,1 +1,1 @@
-../../../../gmmvit_deploy/runtimes/kernels/matcher.py
+../../../../gmmvit_deploy/inference/matcher.py

@@ -1,1 +1,1 @@
-../../../../gmmvit_deploy/runtimes/kernels/openvino_kernels.py
+../../../../gmmvit_deploy/inference/openvino_kernels.py

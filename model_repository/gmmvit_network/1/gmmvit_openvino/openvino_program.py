@@ -1,1 +1,1 @@
-../../../../gmmvit_deploy/runtimes/programs/openvino_program.py
+../../../../gmmvit_deploy/inference/openvino_program.py

@@ -1,1 +1,1 @@
-../../../../gmmvit_deploy/runtimes/kernels/openvino_view.py
+../../../../gmmvit_deploy/inference/openvino_view.py

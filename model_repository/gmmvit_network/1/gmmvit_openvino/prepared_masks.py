@@ -1,1 +1,1 @@
-../../../../gmmvit_deploy/runtimes/kernels/prepared_masks.py
+../../../../gmmvit_deploy/inference/prepared_masks.py

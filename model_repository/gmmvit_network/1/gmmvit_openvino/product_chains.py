@@ -1,1 +1,1 @@
-../../../../gmmvit_deploy/runtimes/kernels/product_chains.py
+../../../../gmmvit_deploy/inference/product_chains.py

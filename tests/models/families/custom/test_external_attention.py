@@ -17,8 +17,8 @@ from gmmvit_deploy.bundle.variants import graph_file, open_variant
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.inference.precision import PRECISIONS, QUANTIZED, Precision
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.precision import PRECISIONS, QUANTIZED, Precision
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner

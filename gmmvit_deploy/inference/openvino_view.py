@@ -2,9 +2,6 @@
 
 A value is an output of a node. Every shape is without the batch dimension. Casts, which are Convert nodes, are not part
 of an attention or a norm: a graph in half precision has many, and the kernels replace them.
-
-``gmmvit repository`` copies this file into the folder of a served model, so this file imports no module of this
-project.
 """
 
 from __future__ import annotations

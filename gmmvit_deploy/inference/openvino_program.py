@@ -4,9 +4,6 @@ A core computes a chunk of at most `CHUNK` rows by itself, or of another size th
 another core, and the data of a chunk stays in a core's cache. As many chunks run at once as there are cores. All cores
 share the rows that are left over, if these are at most half as many as the cores, and a batch with less than two rows
 for each core. The graph is compiled for each size, because OpenVINO fuses more operators in a graph with static shapes.
-
-``gmmvit repository`` copies this file into the folder of a served model, so this file imports only modules that are
-copied with it.
 """
 
 from __future__ import annotations
@@ -18,10 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-# A relative import also works in the folder of a served model, where the package has another name.
 from .cores import allowed_processors, cores
-
-__all__ = ["CHUNK", "Hint", "OpenVinoProgram", "UnusedKernelsError"]
 
 Hint = Literal["f32", "bf16"]
 CHUNK = 8

@@ -3,16 +3,11 @@
 On x86-64 CPUs without VNNI, runtimes usually multiply int8 values with ``vpmaddubsw``, which adds two products in 16
 bits. A sum beyond ±32767 saturates, and the logits are wrong although the graph is right. ONNX Runtime has a setting
 against it (`onnxruntime_program`), OpenVINO has none.
-
-``gmmvit repository`` copies this file into the folder of a served model, so this file imports no module of this
-project.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-
-__all__ = ["has_vnni", "int8_saturates"]
 
 _CPUINFO = Path("/proc/cpuinfo")
 

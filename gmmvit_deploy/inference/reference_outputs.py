@@ -1,8 +1,4 @@
-"""Compare the outputs of a program with the reference outputs of a bundle, which PyTorch computed at export.
-
-``gmmvit repository`` copies this file into the folder of a served model, so this file imports no module of this
-project.
-"""
+"""Compare the outputs of a program with the reference outputs of a bundle, which PyTorch computed at export."""
 
 from __future__ import annotations
 
@@ -10,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
-__all__ = ["OutputShapeError", "largest_differences", "wrong_in_batch", "wrong_output"]
 
 
 class OutputShapeError(Exception):

@@ -4,9 +4,6 @@ A new precision is a name in `Precision` and a record in `SPECS`. The data type 
 (what the operator is for: `graphs/roles.py`) and from the record; `graphs/cast.py` applies it, and
 docs/pages/precisions.md shows it. Masks are folded (computed once and stored as constants) in float32 before the cast,
 because small entries of the base matrix, from which a mask is computed, would become zero in half precision.
-
-``gmmvit repository`` copies this file into the folder of a served model, so at its head it imports only the standard
-library.
 """
 
 from __future__ import annotations
@@ -32,8 +29,6 @@ __all__ = [
     "Role",
     "element_type",
     "graph_precision",
-    "precision_from",
-    "precisions_from",
 ]
 
 Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
@@ -177,27 +172,3 @@ def element_type(role: Role, precision: Precision) -> ElementType:
 def graph_precision(precision: Precision) -> Precision:
     """Return the precision of the graph that OpenVINO loads to compute in ``precision``."""
     return SPECS[precision].openvino_graph or precision
-
-
-def precision_from(text: str) -> Precision:
-    """Parse the name of a precision.  Errors: InputError when the name is unknown."""
-    if text not in PRECISIONS:
-        from gmmvit_deploy.errors import InputError
-
-        raise InputError(f"precision {text!r} is not known", hint=f"type one of {', '.join(PRECISIONS)}")
-    return text
-
-
-def precisions_from(text: str) -> tuple[Precision, ...]:
-    """Parse names such as ``fp16,int8`` into different precisions.
-
-    Errors: InputError when a name is unknown, or when there is no name.
-    """
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
-        from gmmvit_deploy.errors import InputError
-
-        raise InputError(
-            "expected at least one precision, got an empty list", hint=f"type one or more of {', '.join(PRECISIONS)}"
-        )
-    return tuple(dict.fromkeys(precision_from(part) for part in parts))

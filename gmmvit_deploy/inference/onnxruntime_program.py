@@ -3,9 +3,6 @@
 A batch with at least a row for every core is divided into chunks of at most `ROWS_A_CORE` rows, or of a size that was
 measured. The data of a chunk stays in a core's cache. Each core runs whole chunks, so that no operator waits for
 another core. A smaller batch is not divided: all cores share the work of each operator.
-
-``gmmvit repository`` copies this file into the folder of a served model, so this file imports only modules that are
-copied with it.
 """
 
 from __future__ import annotations
@@ -17,11 +14,8 @@ from typing import Any
 
 import numpy as np
 
-# A relative import also works in the folder of a served model, where the package has another name.
 from .cores import cores, is_limited
 from .int8_products import has_vnni
-
-__all__ = ["ROWS_A_CORE", "OnnxRuntimeProgram", "session_options"]
 
 ROWS_A_CORE = 4
 """The maximum number of rows in a chunk, unless the caller gives another size."""

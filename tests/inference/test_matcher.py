@@ -11,15 +11,9 @@ from typing import Any
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.inference.matcher import MatchedAttention, Refusal, attentions_in, attentions_in_onnx, summary_of
 from gmmvit_deploy.runtimes import kernels
 from gmmvit_deploy.runtimes import programs as runtime
-from gmmvit_deploy.runtimes.kernels.matcher import (
-    MatchedAttention,
-    Refusal,
-    attentions_in,
-    attentions_in_onnx,
-    summary_of,
-)
 from tests.conftest import RELEASED
 from tests.golden_files import each_export
 from tests.runtimes.kernels.test_masked_attention import graph

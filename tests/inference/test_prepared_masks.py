@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.inference.prepared_masks import prepared_mask
 from gmmvit_deploy.models.folding.fold import fold
-from gmmvit_deploy.runtimes.kernels.prepared_masks import prepared_mask
 from tests.conftest import golden
 
 

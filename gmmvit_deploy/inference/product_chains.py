@@ -6,8 +6,7 @@ A row, which is a token, needs no other row in these steps, so `chain_on_vectors
 one after the other.  A chain ends before a node that is not one of these steps, and where values inside the chain have
 another reader.
 
-`chains_in` reads a model whose norms are `ResidualNorm` operations.  ``gmmvit repository`` copies this file into the
-folder of a served model, so this file imports only modules that are copied with it.
+`chains_in` reads a model whose norms are `ResidualNorm` operations.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-# Relative imports also work in the folder of a served model, where the package has another name.
 from .openvino_view import bounds_of, constant, constant_and_other, reader_of, shape_of
 from .prepared_masks import LANES
 

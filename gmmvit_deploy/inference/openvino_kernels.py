@@ -14,9 +14,6 @@ division, which moves int8 values instead of float32 values.
 
 `matcher.py` decides which attentions are replaced, and gives the reason for every other attention. OpenVINO computes
 all other nodes with its built-in operators.
-
-``gmmvit repository`` copies this file into the folder of a served model, so this file imports only modules that are
-copied with it.
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-# Relative imports also work in the folder of a served model, where the package has another name.
 from .matcher import MatchedAttention, attentions_in, summary_of
 from .openvino_view import (
     bounds_of,

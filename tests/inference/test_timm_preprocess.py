@@ -14,10 +14,10 @@ from PIL import Image
 
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.data.images import ArrayImages
-from gmmvit_deploy.images.preprocess import MAX_IMAGE_PIXELS, MODES, UnusableImage
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule, fit_of, resize_rule_from_timm
 from gmmvit_deploy.images.spec import ImageSpec
-from tests.images.test_preprocess import encoded, photo
+from gmmvit_deploy.inference.preprocess import MAX_IMAGE_PIXELS, MODES, UnusableImage
+from tests.inference.test_preprocess import encoded, photo
 
 pytest.importorskip("timm")
 

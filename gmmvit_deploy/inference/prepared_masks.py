@@ -6,9 +6,6 @@ g⁴, and the kernel reads only these different entries from memory (see `masked
 
 The code compares the entries of a mask to choose the layout. A mask whose entries depend on nothing but the
 offset is stored by offset; every other mask, for example a learned mask, is stored whole.
-
-``gmmvit repository`` copies this file into the folder of a served model, so this file imports no module of this
-project.
 """
 
 from __future__ import annotations

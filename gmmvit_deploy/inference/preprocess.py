@@ -48,24 +48,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from typing import NotRequired, Unpack
 
-__all__ = [
-    "MAX_IMAGE_BYTES",
-    "MAX_IMAGE_PIXELS",
-    "MODES",
-    "RESAMPLING",
-    "Target",
-    "UnusableImage",
-    "bytes_from_base64",
-    "fitted",
-    "open_image",
-    "pixels_from_bytes",
-    "pixels_from_image",
-    "pixels_from_opened",
-    "pixels_to_compute",
-    "scale_of",
-    "tensor_from_pixels",
-]
-
 _BASE64 = bytes.maketrans(b"-_", b"+/")
 """From base64's alphabet for URLs to the usual one."""
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")

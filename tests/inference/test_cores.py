@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gmmvit_deploy.runtimes.programs import cores as counted
-from gmmvit_deploy.runtimes.programs.cores import allowed_processors, cores, cpu_quota, limit_libraries
+from gmmvit_deploy.inference import cores as counted
+from gmmvit_deploy.inference.cores import allowed_processors, cores, cpu_quota, limit_libraries
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup rw,nsdelegate"
 V1 = "34 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct"
@@ -153,12 +153,13 @@ def test_quota_of_a_real_group(real_group: Path) -> None:
     """A process in a group with a quota of one core uses a single thread, in every library."""
     code = """
 import json, os
-from gmmvit_deploy.runtimes.programs.cores import cores, cpu_quota, is_limited, limit_libraries, limit_torch
+from gmmvit_deploy.inference.cores import cores, cpu_quota, is_limited, limit_libraries
+from gmmvit_deploy.runtimes.runners.eager import limit_torch
 import torch
 before = torch.get_num_threads()
 limit_torch()
 from gmmvit_deploy.bench.machine import describe_machine
-from gmmvit_deploy.runtimes.programs.onnxruntime_program import session_options
+from gmmvit_deploy.inference.onnxruntime_program import session_options
 limit_libraries(os.environ)
 machine = describe_machine()
 print(json.dumps({

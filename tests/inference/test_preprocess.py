@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gmmvit_deploy.images.preprocess import (
+from gmmvit_deploy.inference.preprocess import (
     MAX_DATA_CHUNKS,
     MAX_IMAGE_BYTES,
     MAX_SCANS,

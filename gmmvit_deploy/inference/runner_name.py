@@ -4,8 +4,6 @@
 
 The same text follows ``--runner``, and stands in ``runners.json``, in the configuration of a Triton model, in a served
 answer and in reports. Float32 is not written.
-
-``gmmvit repository`` copies this file into the folder of a served model, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -14,9 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.precision import Precision
-
-__all__ = ["FORMS", "KERNELS_SUFFIX", "Form", "RunnerName"]
+    from .precision import Precision
 
 KERNELS_SUFFIX = "+kernels"
 Form = Literal["", "static", "mixed", "dynamic"]

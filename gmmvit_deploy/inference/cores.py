@@ -7,9 +7,6 @@ in a thirty-second of each period, and then stand still until the next period.
     cgroup v1    cpu.cfs_quota_us   -1 without a quota;  cpu.cfs_period_us
 
 A quota of a parent group holds for all groups below it, so the smallest quota of the path counts.
-
-``gmmvit repository`` copies this file into the folder of a served model, so this file imports no module of this
-project.
 """
 
 from __future__ import annotations
@@ -19,20 +16,6 @@ import platform
 import re
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
-
-__all__ = [
-    "allowed_processors",
-    "cores",
-    "cores_in_words",
-    "cpu_features",
-    "cpu_name",
-    "cpu_quota",
-    "groups",
-    "is_limited",
-    "limit_libraries",
-    "limit_torch",
-    "lines",
-]
 
 _ROOT = Path("/")
 _PRODUCT_FLAGS = (
@@ -95,15 +78,6 @@ def limit_libraries(environment: MutableMapping[str, str], root: Path = _ROOT) -
     if is_limited(root):
         for name in _LIBRARY_VARIABLES:
             environment.setdefault(name, str(cores(root)))
-
-
-def limit_torch(root: Path = _ROOT) -> None:
-    """Reduce the number of PyTorch's threads to the number of cores if the quota allows fewer than the affinity."""
-    if is_limited(root):
-        import torch
-
-        if torch.get_num_threads() > cores(root):
-            torch.set_num_threads(cores(root))
 
 
 def groups(root: Path, controller: str = "cpu") -> Iterator[Path]:

@@ -3,9 +3,6 @@
 task          probability of class c          decision
 single-label  exp(x_c) / Σ_k exp(x_k)         the class of the largest logit
 multi-label   1 / (1 + exp(−x_c))             every class whose probability is at least its threshold
-
-``gmmvit repository`` copies this file into the folder of the server's model of labels. It therefore imports only the
-standard library and numpy.
 """
 
 from __future__ import annotations
@@ -20,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = ["DEFAULT_TOP", "TASKS", "LabelSet", "Prediction", "Ranked", "Task", "distinct_names"]
 
 Task = Literal["single-label", "multi-label"]
 """``single-label``: each image has exactly one class.  ``multi-label``: an image has any number of classes."""

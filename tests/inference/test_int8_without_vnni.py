@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gmmvit_deploy.runtimes.programs import onnxruntime_program
+from gmmvit_deploy.inference import onnxruntime_program
 
 EMULATOR = "qemu-x86_64"
 INPUTS, OUTPUTS = 256, 32
@@ -23,7 +23,7 @@ sys.path[:0] = sys.argv[4:]
 import numpy as np
 import onnxruntime
 if sys.argv[3] == "ours":
-    from gmmvit_deploy.runtimes.programs import onnxruntime_program
+    from gmmvit_deploy.inference import onnxruntime_program
     onnxruntime_program.has_vnni = lambda: False  # in the emulator, the list of CPUs is that of the real CPU
     options = onnxruntime_program.session_options(1)
 else:

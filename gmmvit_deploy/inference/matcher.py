@@ -12,9 +12,6 @@
 In the graph, Split, Reshape and Transpose cut the last dimension ("columns") of a tensor (batch, …, n, columns) into
 Q, K and V. Q may be cut from another tensor than K and V. A Transpose and a Reshape merge the heads of O. The matcher
 refuses every other attention, with the reason.
-
-``gmmvit repository`` copies this file into the folder of a served model, so this file imports only modules that are
-copied with it.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-# Relative imports also work in the folder of a served model, where the package has another name.
 from .openvino_view import (
     constant,
     constant_and_other,

@@ -1,0 +1,7 @@
+"""What computes a network's answers: images to tensors, a graph in OpenVINO or ONNX Runtime, logits to labels.
+
+``gmmvit repository`` copies this folder whole into each Python model of a Triton repository, as the package
+``gmmvit_inference``, and the rest of this project imports it too: a server computes with the code that parity checked.
+The modules therefore import each other relatively, and otherwise only the standard library, numpy and Pillow; openvino
+and onnxruntime inside functions. The server's Python can be 3.10.
+"""
