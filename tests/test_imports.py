@@ -30,7 +30,7 @@ LIGHT = (
     "gmmvit_deploy.bundle.artifacts",
     "gmmvit_deploy.bundle.golden",
     "gmmvit_deploy.files.writing",
-    "gmmvit_deploy.inference.preprocess",
+    "gmmvit_deploy.inference",
 )
 HEAVY = {"torch", "onnx", "onnxruntime", "tritonclient", "PIL", "tensorrt", "tensorrt_rtx"}
 IN_THE_SERVER = ("gmmvit_deploy.serving.triton_models.",)

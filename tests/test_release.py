@@ -83,6 +83,11 @@ def test_uncommitted_files_are_refused(tmp_path: Path) -> None:
     assert tracked_files(repository) == ["CHANGELOG.md"]
 
 
+@needs_a_checkout
+def test_a_link_to_a_folder_stands_for_its_files() -> None:
+    assert "model_repository/gmmvit_network/1/gmmvit_inference/cores.py" in tracked_files(ROOT)
+
+
 # --- archives -----------------------------------------------------------------------------------------------------
 
 

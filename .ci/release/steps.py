@@ -101,9 +101,17 @@ def check_changelog(changelog: str, version: str, *, rehearsal: bool = False) ->
 
 
 def tracked_files(root: Path) -> list[str]:
-    """Return the paths of the files under version control, relative to ``root``, sorted.  Errors: ReleaseError."""
-    names = _git(root, "ls-files", "-z").split("\0")
-    return sorted(name for name in names if name and (root / name).is_file())
+    """Return the paths of the files under version control, relative to ``root``, sorted.
+
+    A link to a folder stands for the files in that folder: archives hold copies of them.
+    Errors: ReleaseError.
+    """
+    names = [name for name in _git(root, "ls-files", "-z").split("\0") if name]
+    files = [name for name in names if (root / name).is_file()]
+    for link in (name for name in names if (root / name).is_dir()):
+        folder = f"{(root / link).resolve().relative_to(root.resolve())}/"
+        files += [f"{link}/{name.removeprefix(folder)}" for name in files if name.startswith(folder)]
+    return sorted(files)
 
 
 def check_committed(root: Path) -> None:

@@ -1,1 +1,1 @@
-"""Image files to network input: the image spec, preprocessing, resize rules, labels and data sets."""
+"""Image files to network input: the image spec, resize rules, names of classes and data sets."""

@@ -8,12 +8,8 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 
-import gmmvit_deploy.inference.labels
-import gmmvit_deploy.inference.precision
-import gmmvit_deploy.inference.preprocess
-import gmmvit_deploy.inference.runner_name
+from gmmvit_deploy import inference
 from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE, Bundle
 from gmmvit_deploy.bundle.artifacts import LABELS_FILE as BUNDLE_LABELS_FILE
 from gmmvit_deploy.bundle.variants import how_to_convert
@@ -21,18 +17,6 @@ from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.files.writing import new_folder
 from gmmvit_deploy.graphs.weights import files_of
 from gmmvit_deploy.images.spec import image_from_pixels
-from gmmvit_deploy.inference import (
-    cores,
-    int8_products,
-    matcher,
-    onnxruntime_program,
-    openvino_kernels,
-    openvino_program,
-    openvino_view,
-    prepared_masks,
-    product_chains,
-    reference_outputs,
-)
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.engines.card import Engine, require_bundle
@@ -51,10 +35,8 @@ from gmmvit_deploy.serving.options import RepositoryOptions
 
 __all__ = ["Repository", "repository_from_bundle"]
 
-_TEMPLATES = Path(__file__).parent / "triton_models"
-# Names of packages in the folder of the network. Modules of a package use relative imports to import other modules.
-_OPENVINO = "gmmvit_openvino"
-_ONNXRUNTIME = "gmmvit_onnxruntime"
+_TRITON_MODELS = Path(__file__).parent / "triton_models"
+_INFERENCE = Path(inference.__path__[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,15 +112,14 @@ def repository_from_bundle(
             shutil.copyfile(file, folder / options.network / "1" / file.name)
         shutil.copyfile(bundle.path / GOLDEN_FILE, folder / options.network / "1" / GOLDEN_FILE)
         if runner is not None and options.backend == "python":
-            shutil.copyfile(_TEMPLATES / "network_model.py", folder / options.network / "1" / "model.py")
-            _copy_programs(runner, folder / options.network / "1", library)
-            shutil.copyfile(str(reference_outputs.__file__), folder / options.network / "1" / "gmmvit_reference.py")
+            _write_code(folder / options.network / "1", "network_model.py")
+            if library is not None:
+                shutil.copyfile(library, folder / options.network / "1" / "openvino_kernels.so")
         if options.preprocess in configs:
-            _write_preprocess(folder / options.preprocess, bundle)
+            _write_code(folder / options.preprocess / "1", "preprocess_model.py")
+            _write_warmup(folder / options.preprocess / "warmup", bundle)
         if options.labels in configs:
-            model = folder / options.labels / "1"
-            shutil.copyfile(_TEMPLATES / "labels_model.py", model / "model.py")
-            shutil.copyfile(str(gmmvit_deploy.inference.labels.__file__), model / "gmmvit_labels.py")
+            _write_code(folder / options.labels / "1", "labels_model.py")
         for name, text in (notes or {}).items():
             (folder / name).write_text(text, encoding="utf-8")
     usual = (options.name, options.classify, options.network, options.preprocess, options.labels)
@@ -205,37 +186,21 @@ def _kernels(network: Path, runner: RunnerName) -> Path:
     return library
 
 
-def _copy_programs(runner: RunnerName, folder: Path, library: Path | None) -> None:
-    """Copy the files that the network needs in the server into ``folder``.
+def _write_code(folder: Path, model: str) -> None:
+    """Write the code of a Python model: ``model.py``, and `gmmvit_deploy.inference`, the package that it imports.
 
-    The source files of the runner are copied, so that the server runs the same code as a runner in this process.
-    library: the library of this project's CPU kernels, which is also copied; None without the kernels.
+    Triton may load a model from a copy of its folder alone, so the package is in the folder of each model.
     """
-    modules: tuple[ModuleType, ...]
-    if runner.runtime == "onnxruntime":
-        package, modules = _ONNXRUNTIME, (cores, int8_products, onnxruntime_program)
-    else:
-        package = _OPENVINO
-        modules = (cores, openvino_program, openvino_kernels, openvino_view, matcher, prepared_masks, product_chains)
-    (folder / package).mkdir()
-    for file in (Path(str(module.__file__)) for module in modules):
-        shutil.copyfile(file, folder / package / file.name)
-    for module in (gmmvit_deploy.inference.precision, gmmvit_deploy.inference.runner_name):
-        file = Path(str(module.__file__))
-        shutil.copyfile(file, folder / f"gmmvit_{file.name}")
-    if library is not None:
-        shutil.copyfile(library, folder / "openvino_kernels.so")
+    shutil.copyfile(_TRITON_MODELS / model, folder / "model.py")
+    (folder / "gmmvit_inference").mkdir()
+    for file in _INFERENCE.glob("*.py"):
+        shutil.copyfile(file, folder / "gmmvit_inference" / file.name)
 
 
-def _write_preprocess(model: Path, bundle: Bundle) -> None:
+def _write_warmup(folder: Path, bundle: Bundle) -> None:
     import numpy as np
 
-    shutil.copyfile(_TEMPLATES / "preprocess_model.py", model / "1" / "model.py")
-    shutil.copyfile(_TEMPLATES / "large_images.py", model / "1" / "gmmvit_large_images.py")
-    shutil.copyfile(str(cores.__file__), model / "1" / "gmmvit_cores.py")
-    # Export, parity and the server use the same source file, so that all of these decode images in the same way.
-    shutil.copyfile(str(gmmvit_deploy.inference.preprocess.__file__), model / "1" / "gmmvit_preprocess.py")
     encoded = io.BytesIO()
     image_from_pixels(np.full(bundle.manifest.image.pixels_shape, 128, np.uint8)).save(encoded, "PNG")
-    (model / "warmup").mkdir()
-    (model / "warmup" / WARMUP_FILE).write_bytes(struct.pack("<I", encoded.tell()) + encoded.getvalue())
+    folder.mkdir()
+    (folder / WARMUP_FILE).write_bytes(struct.pack("<I", encoded.tell()) + encoded.getvalue())

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.inference.matcher import MatchedAttention, Refusal, attentions_in, attentions_in_onnx, summary_of
-from gmmvit_deploy.runtimes import kernels
-from gmmvit_deploy.runtimes import programs as runtime
 from tests.conftest import RELEASED
 from tests.golden_files import each_export
 from tests.runtimes.kernels.test_masked_attention import graph
@@ -69,28 +63,3 @@ def test_each_refusal_has_its_reason(other: dict[str, Any], reason: str) -> None
     model = graph(**other)
     (match,) = attentions_in(model)
     assert match == Refusal(match.name, reason)
-
-
-def test_what_a_server_copies_imports_alone(bundle: Bundle, tmp_path: Path) -> None:
-    """The module imports in a new interpreter without gmmvit_deploy, as inside Triton."""
-    package, other = tmp_path / "gmmvit_openvino", tmp_path / "gmmvit_onnxruntime"
-    package.mkdir()
-    other.mkdir()
-    for name in ("openvino_kernels.py", "openvino_view.py", "matcher.py", "prepared_masks.py", "product_chains.py"):
-        shutil.copyfile(Path(kernels.__path__[0]) / name, package / name)
-    programs = ((package, ("openvino_program.py",)), (other, ("onnxruntime_program.py", "int8_products.py")))
-    for folder, names in programs:
-        for name in (*names, "cores.py"):
-            shutil.copyfile(Path(runtime.__path__[0]) / name, folder / name)
-    code = (
-        "import sys; sys.path.insert(0, '.'); sys.modules['gmmvit_deploy'] = None\n"
-        "import openvino, gmmvit_onnxruntime.onnxruntime_program\n"
-        "from gmmvit_openvino import matcher, openvino_kernels, openvino_program\n"
-        f"model = openvino.Core().read_model({str(bundle.onnx_path)!r})\n"
-        "print(matcher.summary_of(matcher.attentions_in(model)))\n"
-        "print([name for name in sys.modules if name.startswith('gmmvit_deploy.')])\n"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert (answer.returncode, answer.stdout) == (0, "3 of 3\n[]\n"), answer.stderr

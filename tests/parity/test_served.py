@@ -34,7 +34,7 @@ def edited(path: Path, old: str, new: str) -> None:
 
 
 def _preprocess(repository: Repository, name: str) -> Path:
-    return repository.path / f"{name}_preprocess" / "1" / "gmmvit_preprocess.py"
+    return repository.path / f"{name}_preprocess" / "1" / "gmmvit_inference" / "preprocess.py"
 
 
 def nearest(repository: Repository, name: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,15 +18,13 @@ import pytest
 from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
 
-import gmmvit_deploy.inference.preprocess
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, RequestRejectedError, ServerError
+from gmmvit_deploy.inference.large_images import NICENESS, Decoder
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.serving.triton_models import large_images
-from gmmvit_deploy.serving.triton_models.large_images import NICENESS, Decoder
 from tests.conftest import FREE_PORTS
 from tests.inference.test_preprocess import encoded, photo, png
 from tests.serving.commands import kinds_of
@@ -44,12 +41,7 @@ def waits(event: threading.Event) -> Callable[[Decoder], None]:
 @pytest.mark.integration
 class TestDecoder:
     @pytest.fixture
-    def decoder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoder]:
-        """A decoder with its files beside each other, as `gmmvit repository` writes them."""
-        script = tmp_path / "gmmvit_large_images.py"
-        shutil.copyfile(str(large_images.__file__), script)
-        shutil.copyfile(str(gmmvit_deploy.inference.preprocess.__file__), tmp_path / "gmmvit_preprocess.py")
-        monkeypatch.setattr(large_images, "__file__", str(script))
+    def decoder(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoder]:
         monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # as the server's environment
         target = {"height": 32, "width": 32, "channels": 3, "resize": "stretch-bilinear", "crop_pct": 1.0, "mean": None}
         opened = Decoder(target)

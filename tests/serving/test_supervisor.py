@@ -145,8 +145,8 @@ def test_a_paused_process_group_is_back_within_ten_seconds(supervised: Superviso
 
 def decoders_of(server: TritonServer) -> list[int]:
     """Return the PIDs of the processes that decode large images."""
-    folder = str(server.repository)
-    return [pid for pid, command in processes_naming("gmmvit_large_images.py").items() if folder in command]
+    found = processes_naming("gmmvit_inference.large_images")
+    return [pid for pid in found if Path(f"/proc/{pid}/cwd").resolve().is_relative_to(server.repository.resolve())]
 
 
 def hung_and_restarted_s(supervised: Supervisor, bundle: Bundle, *, decoder: bool = False) -> float:

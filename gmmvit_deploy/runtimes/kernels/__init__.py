@@ -1,5 +1,4 @@
-"""Kernels for attentions with constant masks on CPUs, as operations of OpenVINO.
+"""Kernels for attentions with constant masks on CPUs, as operations of OpenVINO: their sources, compiled and kept.
 
-The face: `matcher` (which attentions of a graph), `libraries` (compile and keep), `openvino_kernels` (put into
-a graph).
+`gmmvit_deploy.inference` finds the attentions of a graph and puts the kernels into it.
 """

@@ -1,1 +1,1 @@
-"""Compiled programs of ONNX Runtime and OpenVINO, and the client of a Triton server; used by the runners."""
+"""Settings of ONNX Runtime and OpenVINO on this machine, images in batches, and the client of a Triton server."""

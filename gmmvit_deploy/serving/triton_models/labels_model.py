@@ -1,7 +1,7 @@
 """Model for Triton's Python backend: turn logits into labels, likeliest first.
 
-``gmmvit repository`` copies this file to ``<name>_labels/1/model.py``, and this project's ``labels.py`` to
-``gmmvit_labels.py`` in the same folder, so that the server's answers are those of ``gmmvit classify``.
+``gmmvit repository`` copies this file to ``<name>_labels/1/model.py``, and `gmmvit_deploy.inference` to
+``gmmvit_inference`` in the same folder, so that the server's answers are those of ``gmmvit classify``.
 
     logits float32 (B, C) → label bytes (B, k), probability float32 (B, k), index int32 (B, k)
 
@@ -19,7 +19,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gmmvit_labels import DEFAULT_TOP, LabelSet
+from gmmvit_inference.labels import DEFAULT_TOP, LabelSet
 
 
 class TritonPythonModel:

@@ -1,8 +1,8 @@
 """Model for Triton's Python backend: run the network in ONNX Runtime or OpenVINO.
 
 ``gmmvit repository --backend python`` copies this file to ``<network>/1/model.py``, into the same folder as
-``model.onnx``. The model needs numpy and the runtime in the server's Python. Of this project, the model needs only
-the files that ``gmmvit repository`` copies into this folder.
+``model.onnx``, and `gmmvit_deploy.inference` to ``gmmvit_inference`` there: the server runs the same code as a runner
+without a server. The model needs numpy and the runtime in the server's Python.
 
 Triton's dynamic batcher passes several requests at once. The model runs these requests as a single batch.
 """
@@ -18,8 +18,9 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gmmvit_precision import SPECS
-from gmmvit_runner_name import RunnerName
+from gmmvit_inference.precision import SPECS
+from gmmvit_inference.reference_outputs import wrong_in_batch
+from gmmvit_inference.runner_name import RunnerName
 
 
 class TritonPythonModel:
@@ -81,7 +82,7 @@ class TritonPythonModel:
 def _onnxruntime(graph: str, threads: int, chunk: int) -> Any:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read at the import: ONNX Runtime would report its use
     import onnxruntime
-    from gmmvit_onnxruntime.onnxruntime_program import OnnxRuntimeProgram, session_options
+    from gmmvit_inference.onnxruntime_program import OnnxRuntimeProgram, session_options
 
     _log_attention("ONNX Runtime")
 
@@ -93,13 +94,13 @@ def _onnxruntime(graph: str, threads: int, chunk: int) -> Any:
 
 def _openvino(graph: str, threads: int, chunk: int, runner: RunnerName) -> Any:
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # OpenVINO would report its import
-    from gmmvit_openvino.openvino_program import OpenVinoProgram, UnusedKernelsError
+    from gmmvit_inference.openvino_program import OpenVinoProgram, UnusedKernelsError
 
     hint = SPECS[runner.precision].openvino
     if not runner.kernels:
         _log_attention("OpenVINO")
         return OpenVinoProgram(graph, hint=hint, threads=threads, chunk=chunk)
-    from gmmvit_openvino.openvino_kernels import kernels_from
+    from gmmvit_inference.openvino_kernels import kernels_from
 
     ours, why = kernels_from(Path(__file__).with_name("openvino_kernels.so"), SPECS[runner.precision].attention)
     if not ours:
@@ -127,8 +128,6 @@ def _require_reference_outputs(program: Any, limits: dict[str, float], max_batch
 
     limits: name of an output → the largest allowed difference.
     """
-    from gmmvit_reference import wrong_in_batch
-
     with np.load(Path(__file__).with_name("golden.npz"), allow_pickle=False) as golden:
         inputs, expected = golden["inputs"], {output: golden[output] for output in limits}
     for size in sorted({1, max_batch}):

@@ -1,8 +1,8 @@
 """Model for Triton's Python backend: convert encoded images to the network's input.
 
-``gmmvit repository`` copies this file to ``<preprocess>/1/model.py``, and this project's ``preprocess.py`` to
-``gmmvit_preprocess.py`` in the same folder. The server therefore decodes images with the same code that
-``gmmvit parity`` checks. The model needs numpy and Pillow in the server's Python.
+``gmmvit repository`` copies this file to ``<preprocess>/1/model.py``, and `gmmvit_deploy.inference` to
+``gmmvit_inference`` in the same folder. The server therefore decodes images with the same code that ``gmmvit parity``
+checks. The model needs numpy and Pillow in the server's Python.
 
 An image may be sent as base64 text, because JSON, as in requests of Triton's generate extension, holds no bytes.
 
@@ -30,9 +30,9 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gmmvit_cores import cores
-from gmmvit_large_images import Decoder, Job, LargeImages
-from gmmvit_preprocess import (
+from gmmvit_inference.cores import cores
+from gmmvit_inference.large_images import Decoder, Job, LargeImages
+from gmmvit_inference.preprocess import (
     UnusableImage,
     bytes_from_base64,
     open_image,

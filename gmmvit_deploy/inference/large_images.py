@@ -1,8 +1,8 @@
 """Decode large images in processes of their own, so that requests with small images do not wait for the large images.
 
-``gmmvit repository`` copies this file to ``gmmvit_large_images.py`` beside the preprocessing model. Triton calls the
-model again only after a call returns, so a call that decodes large images would make every other request wait. The
-model therefore hands the images of a large request to `LargeImages`, returns, and answers the request later.
+Triton calls the preprocessing model again only after a call returns, so a call that decodes large images would make
+every other request wait. The model therefore hands the images of a large request to `LargeImages`, returns, and answers
+the request later.
 
     request → steps of a few images each → the threads take a step of each waiting request in turn → Decoder
 
@@ -11,8 +11,7 @@ passes its images to a `Decoder`, a process of low priority: small images and th
 thread of low priority in the model's own process would not do, because it keeps the interpreter lock, and the lock on
 the memory map, while other programs use the processor.
 
-This file imports only the standard library. As a script, with the arguments of ``pixels_from_bytes`` in JSON, it is the
-program of a `Decoder`. The script imports `gmmvit_preprocess`, this project's ``preprocess.py``, from its folder.
+``python -m`` runs this module as the process of a `Decoder`, with the arguments of ``pixels_from_bytes`` in JSON.
 """
 
 import contextlib
@@ -29,6 +28,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from .preprocess import UnusableImage, pixels_from_bytes
 
 NICENESS = 10
 """Linux's niceness of a decoder, from 0 (as the server) to 19 (only otherwise idle processors)."""
@@ -148,8 +149,12 @@ class Decoder:
 
     def _asked(self, data: bytes) -> tuple[bytes, bytes]:
         if self._process is None:
+            package = Path(__file__).parent  # in a server, it has another name than here
             self._process = subprocess.Popen(
-                [_python(), __file__, self._target], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                [_python(), "-m", f"{package.name}.{Path(__file__).stem}", self._target],
+                cwd=package.parent,  # where Python finds the package
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
             )
         sent, received = self._process.stdin, self._process.stdout
         if sent is None or received is None:
@@ -198,9 +203,6 @@ def _return_memory() -> None:
 
 def main() -> None:
     """Decode images from stdin until its end."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    from gmmvit_preprocess import UnusableImage, pixels_from_bytes
-
     with contextlib.suppress(OSError):  # a container may forbid the system call; the decoder then runs as the others
         os.nice(NICENESS)
     target = json.loads(sys.argv[1])

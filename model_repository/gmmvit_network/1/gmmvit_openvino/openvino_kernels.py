@@ -1,1 +1,0 @@
-../../../../gmmvit_deploy/inference/openvino_kernels.py

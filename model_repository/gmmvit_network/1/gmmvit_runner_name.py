@@ -1,1 +1,0 @@
-../../../gmmvit_deploy/inference/runner_name.py

@@ -1,1 +1,0 @@
-../../../gmmvit_deploy/serving/triton_models/large_images.py
