@@ -37,7 +37,8 @@ from .openvino_view import (
     takers,
     takers_behind_layout,
 )
-from .prepared_masks import LANES, LOG2_E, Arithmetic, prepared_bias, prepared_mask
+from .precision import Arithmetic
+from .prepared_masks import LANES, LOG2_E, prepared_bias, prepared_mask
 from .product_chains import Chain, chains_in, share_in_chains
 
 _ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # the numbers of masked_attention.h

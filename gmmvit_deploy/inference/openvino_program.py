@@ -11,13 +11,13 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from .cores import allowed_processors, cores
+from .precision import Arithmetic
 
-Hint = Literal["f32", "bf16"]
 CHUNK = 8
 """The maximum number of rows that a core computes at once, unless the caller gives another size."""
 _ROWS_A_CORE = 2
@@ -39,7 +39,7 @@ class OpenVinoProgram:
     kernels: our kernels, from `kernels_from`; None uses OpenVINO's built-in operators only.
     """
 
-    def __init__(self, graph: Any, *, hint: Hint, threads: int = 0, chunk: int = 0, kernels: Any = None) -> None:
+    def __init__(self, graph: Any, *, hint: Arithmetic, threads: int = 0, chunk: int = 0, kernels: Any = None) -> None:
         """Compile a graph.
 
         graph: the path of an ONNX file, or the ``openvino.Model`` that was read from such a file, which is not changed.

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-Arithmetic = Literal["f32", "bf16"]
+from .precision import Arithmetic
+
 LANES = 16
 """The number of float32 values in a vector register."""
 _TILE = 64

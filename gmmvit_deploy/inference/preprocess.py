@@ -28,9 +28,7 @@ If the mode of a file differs from the mode of the network's input, Pillow's ``I
 For an image with alpha, Pillow's resizing weights the colours by alpha. The colour of a fully transparent pixel
 becomes 0.
 
-This file is the only implementation of the preprocessing: export, parity and the client import it, and ``gmmvit
-repository`` copies it into the folder of the server's preprocessing model. This file therefore imports only the
-standard library, numpy and Pillow.
+This file is the only implementation of the preprocessing: export, parity, the client and the server use it.
 """
 
 from __future__ import annotations

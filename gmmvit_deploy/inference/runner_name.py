@@ -9,10 +9,9 @@ answer and in reports. Float32 is not written.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-if TYPE_CHECKING:
-    from .precision import Precision
+from .precision import Precision
 
 KERNELS_SUFFIX = "+kernels"
 Form = Literal["", "static", "mixed", "dynamic"]
