@@ -1,1 +1,1 @@
-"""Python models that run inside Triton: the preprocessing of images and the network.  They check every request."""
+"""The ``model.py`` of each Python model: preprocessing, network and labels.  They check every request."""
