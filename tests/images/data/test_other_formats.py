@@ -53,8 +53,8 @@ def test_pixels_are_those_of_pillow(name: str) -> None:
 def test_the_size_of_the_png_limits_servers_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A TIFF of a camera has fewer bytes than its PNG."""
     data = FILES["TIFF RGB"]
-    for module in ("preprocess", "data.other_formats"):
-        monkeypatch.setattr(f"gmmvit_deploy.images.{module}.MAX_IMAGE_BYTES", 1000)
+    for module in ("inference.preprocess", "images.data.other_formats"):
+        monkeypatch.setattr(f"gmmvit_deploy.{module}.MAX_IMAGE_BYTES", 1000)
     assert pixels_of_file(data, rgb(32)).shape == (32, 32, 3)
     with pytest.raises(UnusableImage, match=r"was converted to PNG for the server, and the PNG has \d{4} bytes"):
         as_served(data)
