@@ -124,7 +124,7 @@ def _with_inferred_shapes(proto: ModelProto) -> ModelProto | None:
 
 
 def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, str]:
-    """Map each softmax outside every known attention to the reason of `inference.matcher`, which reads OpenVINO's graphs.
+    """Map each softmax outside every known attention to the reason of `inference.matcher`, for OpenVINO's graphs.
 
     There are no reasons for a graph that OpenVINO cannot read, or that is too large for a protobuf.
     """
