@@ -132,38 +132,34 @@ def _calibration_words(record: VariantRecord) -> str:
     )
 
 
-def print_gate(graphs: Mapping[str, VariantRecord | None]) -> None:
+def print_gate(name: str, record: VariantRecord) -> None:
     """Print what a gate moved to more exact forms and why, and what each number of such projections gives."""
-    rows, gate, images = [], "", 0
-    for name, graph in graphs.items():
-        calibration = (graph.calibration if graph is not None else None) or {}
-        if "gate" not in calibration:
-            continue
-        gate = ", ".join(f"{key.replace('_', '-')} {value:g}" for key, value in calibration["gate"].items() if value)
-        images = calibration["gate_images"]
-        rows += [(name, *_gate_row(row)) for row in calibration["curve"]]
-        if moved := calibration.get("moved"):
-            projections = [
-                (move["projection"], move["form"], f"{move['error_share']:.1%}", f"{move['gain_ms']:.2f} ms")
-                for move in moved
-            ]
-            print_table(("moved", "to", "share of int8's error", "time that int8 gained"), projections)
-            if len(moved) == calibration["projections"]:
-                note("no projection is left in the static form, so the graph for GPUs has no int8: use fp16 there")
-        if not any(row["holds"] for row in calibration["curve"]):
-            note(f"{name}: the gate does not hold; judge this graph with gmmvit parity --data before you use it")
-    if rows:
-        head = (
-            "graph",
-            "dynamic",
-            "in float32",
-            "decisions kept",
-            "dB",
-            "top-1, in fp32",
-            "time in openvino, batch 8, fp32 = 1",
-            "gate",
-        )
-        print_table(head, rows, title=f"{gate}, on {images} images that set no range")
+    calibration = record.calibration or {}
+    if "gate" not in calibration:
+        return
+    if moved := calibration.get("moved"):
+        projections = [
+            (move["projection"], move["form"], f"{move['error_share']:.1%}", f"{move['gain_ms']:.2f} ms")
+            for move in moved
+        ]
+        print_table(("moved", "to", "share of int8's error", "time that int8 gained"), projections)
+        if len(moved) == calibration["projections"]:
+            note("no projection is left in the static form, so the graph for GPUs has no int8: use fp16 there")
+    if not any(row["holds"] for row in calibration["curve"]):
+        note(f"{name}: the gate does not hold; judge this graph with gmmvit parity --data before you use it")
+    gate = ", ".join(f"{key.replace('_', '-')} {value:g}" for key, value in calibration["gate"].items() if value)
+    head = (
+        "graph",
+        "dynamic",
+        "in float32",
+        "decisions kept",
+        "dB",
+        "top-1, in fp32",
+        "time in openvino, batch 8, fp32 = 1",
+        "gate",
+    )
+    rows = [(name, *_gate_row(row)) for row in calibration["curve"]]
+    print_table(head, rows, title=f"{gate}, on {calibration['gate_images']} images that set no range")
 
 
 def _gate_row(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -210,7 +206,7 @@ def print_variants(variants: list[Variant]) -> None:
                     str(sum(mask.saturated for mask in heads)),
                 )
             )
-        print_gate({name: record})
+        print_gate(name, record)
     head = ("precision", "largest error of a logit", "relative to the largest logit", "calibrated on")
     print_table(head, rows)
     if programs:

@@ -218,7 +218,7 @@ def _inspect_bundle(path: Path, report: Path | None, *, as_json: bool) -> None:
     print_table(("", ""), rows)
     for file, graph in graphs.items():
         _print_tried(file, graph.calibration or {})
-    print_gate(graphs)
+        print_gate(file, graph)
 
 
 def _rows_of(bundle: Bundle, file: str, graph: VariantRecord) -> list[tuple[str, str]]:

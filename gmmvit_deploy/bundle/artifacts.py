@@ -44,7 +44,7 @@ __all__ = [
     "tool_versions",
 ]
 
-BUNDLE_FORMAT = "gmmvit-bundle/3"
+BUNDLE_FORMAT = "gmmvit-bundle/4"
 MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = "model.onnx", "weights.safetensors", "golden.npz", "labels.txt"
 MANIFEST_FILE = "manifest.json"
 _MOST_BATCH, _MOST_BLOCKS = 2**20, 1000

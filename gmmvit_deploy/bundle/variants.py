@@ -138,10 +138,9 @@ def record_file(precision: Precision, form: Form = "") -> str:
 
 
 def forms_in(bundle: Bundle, precision: Precision) -> tuple[Form, ...]:
-    """Return the forms of the graphs in a precision of which the bundle has a graph or a record."""
+    """Return the forms of the graphs in a precision that the bundle has."""
     forms = ("", *FORMS) if precision == "int8" else ("",)
-    names = {form: (graph_file(precision, form), record_file(precision, form)) for form in forms}
-    return tuple(form for form in forms if any((bundle.path / name).exists() for name in names[form]))
+    return tuple(form for form in forms if (bundle.path / graph_file(precision, form)).exists())
 
 
 def cpu_form(bundle: Bundle, precision: Precision) -> Form:
@@ -157,11 +156,16 @@ def record_of(bundle: Bundle, precision: Precision, form: Form = "") -> VariantR
 
 
 def recorded_distances(bundle: Bundle, precision: Precision, form: Form = "") -> Mapping[str, float]:
-    """Return ``golden`` of the record of a graph, without a look at the graph; empty without a record.
+    """Return ``golden`` of the record of a graph, without a look at the graph; empty for fp16 and bf16 without a record.
 
-    Errors: BundleError when the record cannot be read.
+    Errors: BundleError when the record cannot be read, or is missing in int8 and fp8, whose limits follow from it.
     """
     record = record_of(bundle, precision, form)
+    if record is None and precision in QUANTIZED:
+        raise BundleError(
+            f"{bundle.path}: expected {record_file(precision, form)}, the record of the graph, got none",
+            hint=how_to_convert(bundle, precision, form),
+        )
     return {} if record is None else record.golden
 
 

@@ -92,7 +92,8 @@ def variants_from_bundle(
     calibration_images: the maximum number of images.
     padded: if engines do not fuse attention with the model's head dim, pad the heads with zeros to a larger head dim.
     gate: what the int8 graph for CPUs must reach: projections move to more exact forms until it does, which gives the
-    mixed form. In the graph for GPUs, these are not quantised; its record says whether the gate holds there.
+    mixed form. In the graph for GPUs, these are not quantised; its record says whether the gate holds there. A graph
+    for GPUs that the bundle has stays as it is, unless ``force`` is set.
     like: the record of a calibrated int8 graph, whose recipe is taken, with no projection in a more exact form; None
     tries several recipes. Not with ``gate``.
     force: replace existing graphs and records.
@@ -186,8 +187,13 @@ def _written(
     with temporary_folder("convert") as folder:
         prepared = prepare(for_cpu=bool(form), recipe=recipe)
         if form == "mixed" and not (prepared.calibration or {}).get("moved"):
-            form = "static"  # no projection had to move
-            _require_free(bundle, precision, form, force=force)
+            form = "static"
+            path = bundle.path / graph_file(precision, form)
+            if path.exists() and not force:
+                raise OutputError(
+                    f"{path} exists, and no projection has to leave the static form for the gate to hold",
+                    hint="to replace the graph by one with the recipe that the gate judged, add --force",
+                )
         records = [_recorded(bundle, precision, form, prepared, folder, on_progress)]
         if form and calibration is not None and (force or not (bundle.path / graph_file(precision)).exists()):
             del prepared  # each holds the weights

@@ -93,6 +93,8 @@ def convert_missing(
             why_not["int8", "static"] = _int8(bundle, "static", calibration, on_progress, like=like)
     if "dynamic" not in held:
         why_not["int8", "dynamic"] = _int8(bundle, "dynamic", None, on_progress)
+    if "" not in forms_in(bundle, "int8"):  # the graph for GPUs, which a calibrated conversion writes too
+        why_not["int8", ""] = why_not.get(("int8", "static"), "")
     return {graph: why for graph, why in why_not.items() if why}
 
 

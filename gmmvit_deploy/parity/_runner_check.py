@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.inference.precision import QUANTIZED, Precision
-from gmmvit_deploy.inference.runner_name import KERNELS_SUFFIX, Form
+from gmmvit_deploy.inference.runner_name import KERNELS_SUFFIX, Form, RunnerName
 from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check, skipped_check
@@ -150,8 +150,8 @@ class RunnerUnderTest:
         if self.graph is None or not runner.name.endswith(KERNELS_SUFFIX):
             return None
         if self._plain is None:
-            name = runner.name.removesuffix(KERNELS_SUFFIX)
-            self._plain = open_runner(name, runner.bundle, precision=runner.precision)
+            plain = RunnerName(runner.name.removesuffix(KERNELS_SUFFIX), runner.precision, form=runner.form)
+            self._plain = open_runner(plain, runner.bundle)
             self._plain.judged = True
         return self._plain.rows(inputs)
 

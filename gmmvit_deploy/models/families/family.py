@@ -65,7 +65,7 @@ class Network:
     build:          spec → the PyTorch module with random weights
     folding_passes: additional folding passes, which run after the passes on the attention scores and before
                     `folding.last_block.narrow_last_block`
-    engine_passes:  additional passes for GPU engines, which run before `folding.head_padding.pad_heads`
+    engine_passes:  additional passes for GPU engines, which run before `folding.engine_forms.pad_heads`
     mistakes:       usual deployment mistakes that ``gmmvit parity`` names, beside those in the steps on the scores
     """
 
