@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.before_after import Change
-from benchmarks.shared import run_card
+from benchmarks.shared import interleaved, run_card
 from gmmvit_deploy.bench.machine import MachineState, describe_machine
 from gmmvit_deploy.measure.statistics import Ratio
 from tests.documented import ROOT
@@ -119,3 +120,28 @@ def test_a_change_is_judged_against_the_control(change: float, control: float, v
     judged = Change(ratio=ratios[0], control=ratios[1])
     assert judged.verdict == verdict
     assert judged.allowed == pytest.approx(allowed)
+
+
+def test_every_round_has_every_program_once_with_the_same_images_and_twins_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interleaved, "seconds_of_turn", lambda run: float(len(run())))
+    names = ["a", "b", "a plain", "c"]
+    seen: list[tuple[str, float]] = []
+
+    def program(name: str) -> interleaved.Program:
+        def run(images: np.ndarray) -> np.ndarray:
+            seen.append((name, float(images.sum())))
+            return images[:, 0, 0]
+
+        return run
+
+    timed = interleaved.time_rounds({name: [program(name)] for name in names}, 16, 20, image_shape=(1, 4, 6))
+    assert {name: ms.shape for name, ms in timed.ms.items()} == dict.fromkeys(names, (20,))
+    np.testing.assert_array_equal(timed.logits["b"], timed.images[:, 0, 0])
+    rounds = {sums: list(dict.fromkeys(name for name, each in seen if each == sums)) for _, sums in seen}
+    assert len(rounds) == 3 + 20  # warm-ups and rounds, each with images of its own
+    for order in rounds.values():
+        assert sorted(order) == sorted(names)
+        assert abs(order.index("a") - order.index("a plain")) == 1
+    assert {order[0] for order in rounds.values()} == set(names)

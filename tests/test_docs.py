@@ -20,6 +20,7 @@ import pytest
 import torch
 from typer.main import get_command
 
+from docs.gmmvit_docs import command_reference
 from docs.pictures import PICTURES, draw
 from gmmvit_cli.main import app
 from gmmvit_deploy.demo import _digits as digits
@@ -402,3 +403,14 @@ def test_systemd_waits_longer_than_the_service_needs_to_end() -> None:
     text = (ROOT / "docs/pages" / "rollouts.md").read_text(encoding="utf-8")
     longest = 30 + (_STOP_S + 3 * _END_S) + 2 * (_EXIT_BEHIND_GATEWAY_S + ServerOptions().exit_timeout_s + _EXIT_S)
     assert int(re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)[0]) > longest
+
+
+def test_the_command_reference_has_every_command_and_option() -> None:
+    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", command_reference(), re.MULTILINE | re.DOTALL))
+    assert set(sections) == set(CLI)
+    for name, section in sections.items():
+        for option in _options(name):
+            assert option in section, f"{name} {option}"
+        for parameter in CLI[name].params:
+            if parameter.param_type_name == "argument":
+                assert (parameter.help or "") in section, f"{name} {parameter.name}"

@@ -309,3 +309,16 @@ def test_the_recorded_db_is_that_of_the_graph_that_ships(
         emulated_logits(onnx.load(path), judged, name="x") for path in (variant.path, precise_bundle.onnx_path)
     )
     assert variant.record.calibration["recipe"]["db"] == pytest.approx(signal_to_noise_db(quantised, plain), abs=0.02)
+
+
+def test_the_best_recipe_is_kept_and_the_graph_for_gpus_has_it_too(precise_bundle: Bundle) -> None:
+    of_gpus, calibration = (
+        json.loads((precise_bundle.path / f"graphs/{name}.json").read_text())["calibration"]
+        for name in ("int8", "int8-static")
+    )
+    best, static = calibration["recipe"], [tried for tried in calibration["tried"] if not tried["dynamic"]]
+    assert best in static
+    assert best["db"] == max(tried["db"] for tried in static) > calibration["tried"][0]["db"] + 1
+    assert calibration["judged_images"] == calibration["images"] // 4
+    for part in ("rounding", "smoothing", "ranges"):
+        assert of_gpus["recipe"][part] == best[part]
