@@ -21,6 +21,7 @@ from gmmvit_cli.main import app
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import NotOfferedError
+from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.inference import openvino_kernels
@@ -322,3 +323,15 @@ def test_the_best_recipe_is_kept_and_the_graph_for_gpus_has_it_too(precise_bundl
     assert calibration["judged_images"] == calibration["images"] // 4
     for part in ("rounding", "smoothing", "ranges"):
         assert of_gpus["recipe"][part] == best[part]
+
+
+@needs_kernel
+def test_kernels_are_judged_beside_the_same_form_of_int8(precise_bundle: Bundle, tmp_path: Path) -> None:
+    shutil.copytree(precise_bundle.path, tmp_path / "bundle")
+    bundle = open_bundle(tmp_path / "bundle")
+    variant_from_bundle(bundle, "int8")  # the dynamic form, beside the static form
+    with closing(open_runner("openvino+kernels:int8-dynamic", bundle)) as runner:
+        options = ParityOptions(data=photographs(), keep_decisions=0.5)
+        stages = check_parity(bundle, [runner], options).runners[0].check("stages").details["stages"]
+    # The static graph in place of the dynamic one would differ by as much as quantisation.
+    assert all(stages[stage]["db"] > stages["quantisation"]["db"] + 5 for stage in ("runtime", "kernels"))
