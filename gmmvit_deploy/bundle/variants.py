@@ -156,7 +156,7 @@ def record_of(bundle: Bundle, precision: Precision, form: Form = "") -> VariantR
 
 
 def recorded_distances(bundle: Bundle, precision: Precision, form: Form = "") -> Mapping[str, float]:
-    """Return ``golden`` of the record of a graph, without a look at the graph; empty for fp16 and bf16 without a record.
+    """Return ``golden`` of the record of a graph, without reading the graph; empty for fp16 and bf16 without a record.
 
     Errors: BundleError when the record cannot be read, or is missing in int8 and fp8, whose limits follow from it.
     """
