@@ -14,7 +14,7 @@ SHOWN_BY = {
         "tests/serving/test_gateway.py::test_the_277_bytes_that_end_a_server",
         "tests/serving/test_hostile_requests.py::test_deep_nesting",
     ),
-    "malicious requests with a key": ("tests/serving/test_supervisor.py::test_a_killed_process_under_load",),
+    "malicious requests with a key": ("tests/serving/test_supervisor.py::test_a_killed_process_under_load_is_back_within_ten_seconds",),
     "hostile images, bundles, checkpoints": (
         "tests/hostile/test_hostile.py::test_commands_refuse_code_in_checkpoints_and_loops_in_bundles",
         "benchmarks/hostile.py",

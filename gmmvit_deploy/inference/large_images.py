@@ -152,7 +152,8 @@ class Decoder:
             package = Path(__file__).parent  # in a server, it has another name than here
             self._process = subprocess.Popen(
                 [_python(), "-m", f"{package.name}.{Path(__file__).stem}", self._target],
-                cwd=package.parent,  # where Python finds the package
+                cwd=package.parent,  # where Python finds the package; with PYTHONSAFEPATH, PYTHONPATH must name it
+                env={**os.environ, "PYTHONPATH": f"{package.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )

@@ -259,7 +259,7 @@ def _classify_config(ensemble: Any, name: str, *, labels: str, multi_label: bool
     """Return the configuration of the ensemble that answers images with labels.
 
     ensemble: the configuration of the ensemble from images to logits.
-    labels: the name of the model of `labels_config`.
+    labels: the name of the model of `_labels_config`.
     """
     config = type(ensemble)()
     config.CopyFrom(ensemble)

@@ -51,7 +51,7 @@ class ServerOptions:
     exit_timeout_s: the maximum time for requests in flight when the server stops, in seconds.
     log_path: the file to which the server's log is appended; None writes no file.
     admin_secret: requests to the server's interfaces for logging, trace, shared memory, statistics and the model
-    repository must have this value, of ASCII letters and digits, in the header `ADMIN_HEADER`. None leaves these
+    repository must have this value, of letters, digits, - and _, in the header `ADMIN_HEADER`. None leaves these
     interfaces open. Every user of this machine can read the secret in the server's command line.
     extra_arguments: more arguments of ``tritonserver``.
     """

@@ -98,9 +98,14 @@ class Replica:
             self.front.step()
 
     def look(self) -> None:
-        """Notice the death of the server, which is not restarted; call it often."""
+        """Notice the death of the server, which is not restarted, and restart a dead front; call it often.
+
+        Errors: ServerError when the front does not stay alive.
+        """
         if not self.death and (problem := self.supervisor.look()):
             self.death = problem[1]
+        if self.front is not None:
+            self.front.step()
 
     def metrics_text(self) -> str:
         """Return the metrics of the server, of its supervisor and of the front, in Prometheus's text format."""

@@ -48,6 +48,12 @@ class TestDecoder:
         yield opened
         opened.close()
 
+    def test_it_starts_when_the_environment_forbids_imports_from_the_current_folder(
+        self, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PYTHONSAFEPATH", "1")
+        assert isinstance(decoder.pixels(encoded(photo(50, 40), "PNG")), bytes)
+
     def test_it_has_a_low_priority_and_starts_again(self, decoder: Decoder) -> None:
         image = encoded(photo(50, 40), "PNG")
         decoder.pixels(image)

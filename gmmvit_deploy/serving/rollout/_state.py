@@ -9,6 +9,7 @@ DIR/control         the socket on which the running service takes orders (`rollo
 from __future__ import annotations
 
 import fcntl
+import filecmp
 import json
 import os
 import shutil
@@ -148,11 +149,13 @@ class State:
                 if (bundle.path / GRAPHS).is_dir():
                     shutil.copytree(bundle.path / GRAPHS, folder / GRAPHS)
         elif not path.samefile(bundle.path):
-            (path / GRAPHS).mkdir(exist_ok=True)
-            # A choice is of graphs, so it comes last.
-            for source in (*sorted((bundle.path / GRAPHS).glob("*")), bundle.path / CHOICES_FILE):
-                if source.is_file():
-                    with source.open("rb") as old, new_file(path / source.relative_to(bundle.path), force=True) as new:
+            # A record is of a graph and a choice of records, so they come after.
+            graphs = sorted((bundle.path / GRAPHS).glob("*"), key=lambda file: (file.suffix == ".json", file.name))
+            for source in (*graphs, bundle.path / CHOICES_FILE):
+                target = path / source.relative_to(bundle.path)
+                if source.is_file() and not (target.is_file() and filecmp.cmp(source, target, shallow=False)):
+                    target.parent.mkdir(exist_ok=True)
+                    with source.open("rb") as old, new_file(target, force=True) as new:
                         shutil.copyfileobj(old, new)
         return open_bundle(path)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -143,7 +145,8 @@ def test_an_abort_under_load_goes_back_and_refuses_no_image(
 
 
 def abort_a_rollout(service: StateService, before: str, other: Bundle, folder: Path) -> None:
-    """Abort a rollout while both servers classify images."""
+    """Abort a rollout while both servers classify images, after the front of the new server was killed."""
+    fronts = processes(service, "front")
     (folder / "image.png").write_bytes(png())
     results: list[dict[str, Any]] = []
     order = {"bundle": str(other.path), "images": [str(folder / "image.png")] * 2000, "agreement": 0.0}
@@ -151,6 +154,9 @@ def abort_a_rollout(service: StateService, before: str, other: Bundle, folder: P
     thread.start()
     step = lambda: next(iter(send_order(service.state, {"order": "status"})))["status"]["step"]  # noqa: E731
     wait_until(lambda: "reference outputs" in step(), "the comparison of the images")
+    (killed,) = processes(service, "front") - fronts
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: processes(service, "front") - fronts - {killed}, "a restart of the front")
     second = service.order(bundle=str(other.path))
     assert "another rollout is running" in second["error"]
     (aborted,) = send_order(service.state, {"order": "abort"})

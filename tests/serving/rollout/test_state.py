@@ -47,6 +47,16 @@ def test_a_copy_gets_the_graphs_that_were_converted_since(
     assert open_variant(copy, "int8", "static").sha256 == open_variant(precise_bundle, "int8", "static").sha256
 
 
+def test_a_copy_is_written_again_only_where_it_differs(tmp_path: Path, precise_bundle: Bundle) -> None:
+    folder = State(tmp_path).copy_of(precise_bundle).path / "graphs"
+    changed, *others = sorted(folder.iterdir())
+    changed.write_bytes(b"other")
+    before = [file.stat().st_ino for file in others]
+    State(tmp_path).copy_of(precise_bundle)
+    assert changed.read_bytes() == (precise_bundle.path / "graphs" / changed.name).read_bytes()
+    assert [file.stat().st_ino for file in others] == before
+
+
 def test_a_damaged_copy_is_refused(tmp_path: Path, bundle: Bundle) -> None:
     state = State(tmp_path)
     state.promote(state.copy_of(bundle))
