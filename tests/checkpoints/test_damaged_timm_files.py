@@ -145,7 +145,12 @@ BROKEN_CONFIGS: dict[str, tuple[str | None, str, str]] = {
     "function by name": (args(norm_layer="os.system"), "timm cannot build", "type --model-args"),
     "heads": (args(num_heads=7), "timm cannot build", "type --model-args"),
     "depth": (args(depth=3), "do not fit", "type --model"),
-    "endless depth": (args(depth=10**8), "more blocks than the file has tensors (36)", "--model-args with the depth"),
+    "endless depth": (
+        args(depth=10**8),
+        "depth is 100000000, more layers than the weights have tensors (36)",
+        "--model-args with the depth",
+    ),
+    "endless width": (args(embed_dim=10**9), "timm cannot build", "type --model-args"),
     "size text": (args(img_size="x"), "img_size of model_args of config.json is 'x'", "type --image-size"),
     "size negative": (args(img_size=-4), "img_size of model_args of config.json is -4", "type --image-size"),
     "size endless": (args(img_size=10**9), "from 1 to 16384 pixels", "type --image-size"),

@@ -26,6 +26,7 @@ GREY = ImageSpec(height=20, width=28, channels=1, mean=(0.1,), std=(0.3,))
         ({"mean": (float("inf"),)}, "image mean: expected finite numbers, got inf"),
         ({"std": None}, "got mean without std"),
         ({"resize": "crop"}, "resize rule: expected stretch-bilinear, .* or border-bicubic, got 'crop'"),
+        ({"resize": "shortest-bilinear"}, "resize rule shortest-bilinear is for square images, got 20×28"),
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
 )

@@ -7,6 +7,7 @@ import pytest
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.models.families import PRESETS, preset_spec, spec_from_json
+from gmmvit_deploy.models.families.custom.spec import CustomSpec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
 
@@ -58,6 +59,19 @@ def test_refuses_a_mask_that_cannot_be(mask: dict[str, object]) -> None:
 def test_json_of_something_else(data: dict[str, object]) -> None:
     with pytest.raises(SpecError):
         spec_from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("code_sha256", "00"), ("code_sha256", ["0" * 64]), ("code_file", ""), ("class_name", 3), ("model_args", [1])],
+)
+def test_json_of_a_custom_spec_that_contradicts_itself(field: str, value: object) -> None:
+    spec = CustomSpec(
+        image_size=16, channels=3, classes=5, mask=MaskSpec(), code_file="a.py", code_sha256="0" * 64, class_name="Net"
+    )
+    assert spec_from_json(spec_to_json(spec)) == spec
+    with pytest.raises(SpecError):
+        spec_from_json({**spec_to_json(spec), field: value})
 
 
 def test_unknown_preset_lists_the_known_presets() -> None:

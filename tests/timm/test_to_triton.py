@@ -227,9 +227,18 @@ def served(bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_server_answers_as_timm_does(name: str, served: TritonServer, files: list[Path]) -> None:
+def test_the_server_answers_as_timm_does(
+    name: str, served: TritonServer, files: list[Path], bundles: dict[str, Bundle]
+) -> None:
     reference = CASES[name].reference(name)
     logits = np.stack([reference(image).numpy() for image in map(Image.open, files)])
+    spec = bundles[name].manifest.image
+    stretched = [
+        image.convert(spec.mode).resize((spec.width, spec.height), Image.Resampling.BICUBIC)
+        for image in PICTURES.values()
+    ]
+    moved = np.stack([reference(image).numpy() for image in stretched]) - logits
+    assert np.abs(moved).max() > 100 * ATOL, "the pictures do not show another crop or filter"
     probabilities = torch.from_numpy(logits).softmax(-1).numpy()
     images = np.array([[path.read_bytes()] for path in files], dtype=np.object_)
     for url in (served.grpc_url, served.http_url):

@@ -22,8 +22,8 @@ __all__ = ["Family", "LastBlock", "Mistake", "Network", "OwnPass", "Windows", "s
 OwnPass = Callable[["Model"], tuple[str, ...]]
 """A pass of a family, for folding (replacing steps by constants) or for GPU engines.
 
-The pass changes a model in place and returns the names of the changed modules; it raises FoldError if a requirement or
-the end state does not hold.
+The pass changes a model in place and returns the names of the changed modules. A pass with a numeric proof
+raises FoldError when the proof fails. The record lists the passes in an order in which their requirements hold.
 """
 
 Mistake = tuple[str, Callable[["Model"], bool]]

@@ -1,8 +1,8 @@
 """Folding passes on attention scores: replace matrices that do not depend on the input by constants.
 
-A pass is a function ``(model) -> names of the changed attentions``. It raises FoldError when its requirements do not
-hold, and checks the end state that it ensures before it returns. A second run of a pass changes nothing. In the
-formulas, S are the attention scores and d is the head dim.
+A pass is a function ``(model) -> names of the changed attentions``. It raises FoldError when a check of its end
+state fails; the order of the passes ensures what a pass requires of earlier passes. A second run of a pass changes
+nothing. In the formulas, S are the attention scores and d is the head dim.
 """
 
 from __future__ import annotations

@@ -19,13 +19,15 @@ def random_values(*shape: int) -> Tensor:
 
 
 @torch.no_grad()
-def require_same_output(what: str, before: nn.Module, after: nn.Module, *inputs: Tensor) -> None:
+def require_same_output(
+    what: str, before: nn.Module, after: nn.Module, *inputs: Tensor, rounding: float = _ROUNDING
+) -> None:
     """Check that two modules compute the same function of ``inputs``, up to float64 rounding.  Neither changes.
 
-    what: the module and the pass, for the message.
+    what: the module and the pass, for the message.  rounding: the largest difference, as `_ROUNDING`.
     Errors: FoldError when the outputs differ.
     """
     expected, output = (copy.deepcopy(module).double()(*inputs) for module in (before, after))
     difference = float((output - expected).abs().max())
-    if not difference <= _ROUNDING * max(1.0, float(expected.abs().max())):
+    if not difference <= rounding * max(1.0, float(expected.abs().max())):
         raise FoldError(f"{what} changed the output by {difference:.2e}; expected only rounding")

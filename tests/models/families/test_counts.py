@@ -108,14 +108,25 @@ MILLION = 1e6
         pytest.param(named("swin", PLAIN), 236.9, 240.9, id="swin"),
         pytest.param(named("pit", PLAIN), 239.1, 274.4, id="pit"),
         pytest.param(named("t2t", PLAIN), 417.4, 450.1, id="t2t"),
-        # The paper has 305.9, less than this profiler's count without the projections of Q, K and V plus 1.7.
-        pytest.param(named("cait", PLAIN), 543.3, 595.7, id="cait"),
     ],
 )
 def test_macs_of_table_1(spec: ModelSpec, paper: float, ours: float) -> None:
     """The paper's figures come from a module profiler; ours add the products of attention and omit the norms."""
     assert sum(macs_of_layers(spec).values()) / MILLION == pytest.approx(paper, abs=0.11)
     assert multiply_accumulates(spec) / MILLION == pytest.approx(ours, abs=0.05)
+
+
+def test_macs_of_cait_in_table_1() -> None:
+    """305.9 M is 1.7 M more than the profiler's count without the query, key and value projections.
+
+    With these projections the count is 543.3 M, so the paper's figure cannot be the count of the whole model. The
+    origin of the last 0.6 % is unknown.
+    """
+    counts = macs_of_layers(named("cait", PLAIN))
+    inputs = sum(n for name, n in counts.items() if name.endswith(("inner.query", "inner.key_value")))
+    assert sum(counts.values()) / MILLION == pytest.approx(543.3, abs=0.1)
+    assert (sum(counts.values()) - inputs) / MILLION == pytest.approx(305.9 - 1.7, abs=0.1)
+    assert multiply_accumulates(named("cait", PLAIN)) / MILLION == pytest.approx(595.7, abs=0.05)
 
 
 @pytest.mark.first(1)

@@ -105,7 +105,26 @@ def test_the_preset_of_the_record_is_taken_if_all_sizes_agree(preset: str, name:
     assert taken_from(shapes, LoadHints(image_size=192), other) == {"decomposed_stages": where}
 
 
+def test_the_preset_of_the_record_is_not_taken_for_another_training_size() -> None:
+    spec = PRESETS["RMT_T3"](1000, 224, MaskSpec())
+    with pytest.raises(CheckpointError, match=r"side of the images; args\.input_size is 384"):
+        infer_spec(named(spec, model="RMT_T3", input_size=384), LoadHints())
+
+
+def test_a_typed_preset_gives_side_and_stages() -> None:
+    spec, hints = PRESETS["RMT_S"](1000, 224, MaskSpec()), LoadHints(preset="RMT_S")
+    assert infer_spec(named(spec), hints) == spec
+    assert set(taken_from(named(spec), hints, spec).values()) == {"--preset RMT_S"}
+
+
 # ---- image sizes ---------------------------------------------------------------------------------------------------
+
+
+def test_image_sizes_whose_constants_would_fill_the_memory_are_refused() -> None:
+    spec = PRESETS["RMT_S"](1000, 224, MaskSpec())
+    assert replace(spec, image_size=1536).constant_bytes <= 2 << 30
+    with pytest.raises(SpecError, match=r"images of 2048×2048 pixels take .* GiB; expected at most 2 GiB"):
+        replace(spec, image_size=2048)
 
 
 def test_a_huge_image_size_is_refused_with_the_name_of_the_file() -> None:

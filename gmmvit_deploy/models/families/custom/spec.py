@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -27,3 +28,13 @@ class CustomSpec(ModelSpec):
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
         require(self.mask.kind == "plain", "a model of a user's own class has no mask that this project knows")
+        texts = (self.code_file, self.code_sha256, self.class_name)
+        require(
+            all(isinstance(text, str) and text for text in texts)
+            and re.fullmatch("[0-9a-f]{64}", self.code_sha256) is not None,
+            f"expected names in code_file and class_name, and a SHA-256 in hexadecimal in code_sha256, got {texts!r}",
+        )
+        require(
+            isinstance(self.model_args, Mapping) and all(isinstance(name, str) for name in self.model_args),
+            f"model_args: expected the arguments of {self.class_name} by name, got {self.model_args!r}",
+        )

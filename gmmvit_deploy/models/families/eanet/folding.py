@@ -75,7 +75,7 @@ def merge_token_memories(model: nn.Module) -> tuple[str, ...]:
 
     The first memory stays: the skip connection also reads the input of this memory, and a merged matrix would multiply
     the wider input of the token transformer.
-    Requirements, end state and errors are the same as for `merge_memories`.
+    Ensures: as `merge_memories`, for the token transformer.
     """
     if not isinstance(model, EANet):
         return ()

@@ -115,7 +115,7 @@ def stack_heads(model: nn.Module) -> tuple[str, ...]:
         if isinstance(projection, HeadwiseProjection):
             linear = _stacked(projection)
             tokens = random_values(2, 5, linear.in_features)
-            require_same_output(f"{name}: stack_heads", projection, linear, tokens)
+            require_same_output(f"{name}: stack_heads", projection, linear, tokens, rounding=1e-12)
             model.set_submodule(name, linear)
             changed.append(name)
     return tuple(changed)

@@ -75,7 +75,9 @@ def merge_scale_into_keys(model: nn.Module) -> tuple[str, ...]:
         steps = [(part.scores, step_name, step) for part in attention.attentions() for step_name, step in _scales(part)]
         if not steps:
             continue
-        factor = steps[0][2].factor  # all attentions of a module have the same head dim, hence the same scale
+        factor, *others = {step.factor for _, _, step in steps}
+        if others or len(steps) != len(attention.attentions()):
+            raise FoldError(f"{name}: expected the same scale before each softmax")
         weight, bias = _stacked(name, attention)
         for tensor in (weight, bias):
             keys = tensor.chunk(3)[1]

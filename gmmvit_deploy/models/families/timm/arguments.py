@@ -143,8 +143,9 @@ def arguments_of(shapes: Shapes, hints: LoadHints) -> Arguments:
     model_args = {**stated, **hints.model_args}
     refuse_arguments(model_args, where=shapes.source)
     model_args = without_refused(model_args)
-    depths = {name: model_args.get(name) for name in ("depth", "depths", "layers")}
-    refuse_depth(shapes, depths, where=shapes.source, hint="type --model-args with the values of training")
+    for name in ("depth", "depths", "layers"):
+        hint = f"type --model-args with the {name} of training"
+        refuse_depth(shapes, {name: model_args.get(name)}, where=shapes.source, hint=hint)
     if hints.heads is not None:
         if model_args.get("num_heads", hints.heads) != hints.heads:
             raise CheckpointError(

@@ -10,12 +10,15 @@ The modules belong to timm, so each pass on them is `tried` on a copy.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.models.layers.proofs import random_values
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.layers.subclasses import replace_methods
 from gmmvit_deploy.models.layers.tried_change import tried
@@ -52,16 +55,27 @@ def join_distilled_heads(model: Any) -> tuple[str, ...]:
 
     DeiT, PiT:  (W x + b + W_d x_d + b_d) / 2, of class token x and distillation token x_d  →  `JoinedHeads`
     LeViT:      (W n(x) + b + W_d n_d(x) + b_d) / 2, with BatchNorms n and n_d of one vector x  →  W' x + b'
+
+    Ensures: in float64 the heads and the linear map output the same logits up to rounding.
+    Errors: FoldError when the logits differ.
     """
     network = model.network
     heads: list[Any] = [getattr(network, name, None) for name in ("head", "head_dist")]
     if type(network).__name__ in _TWO_TOKENS and all(isinstance(head, nn.Linear) for head in heads):
-        network.head, methods = JoinedHeads(*heads), joined_forward_head
+        joined: nn.Module = JoinedHeads(*heads)
+        tokens = random_values(3, 2, heads[0].in_features)
+        parts, methods = tokens.unbind(1), joined_forward_head
     elif type(network).__name__ in _ONE_VECTOR and all(hasattr(head, "fuse") for head in heads):
-        network.head, methods = _averaged(*(head.fuse() for head in heads)), pooled_forward_head
+        linear = _averaged(*(copy.deepcopy(head).fuse() for head in heads))
+        joined, tokens = linear, random_values(3, linear.in_features)
+        parts, methods = (tokens, tokens), pooled_forward_head
     else:
         return ()
-    network.head_dist = nn.Identity()
+    trained = torch.stack([copy.deepcopy(head).double()(part) for head, part in zip(heads, parts, strict=True)])
+    largest = float((copy.deepcopy(joined).double()(tokens) - trained.mean(0)).abs().max())
+    if not largest <= 1e-6 * max(float(trained.abs().max()), 1.0):  # the joined weights are rounded to float32
+        raise FoldError(f"join_distilled_heads changed the logits by {largest:.2e}; expected only rounding")
+    network.head, network.head_dist = joined, nn.Identity()
     replace_methods(network, methods)
     return ("network.head", "network.head_dist")
 

@@ -96,8 +96,6 @@ class TimmModel(AnsweredNetwork):
             self.outputs = ("features",)
         self.linear_head: nn.Module | None = None
         if spec.head_blocks:
-            from gmmvit_deploy.models.families.timm.model import LinearHead
-
             self.linear_head = LinearHead.for_network(
                 self.network,
                 blocks=spec.head_blocks,
