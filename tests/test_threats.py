@@ -14,7 +14,9 @@ SHOWN_BY = {
         "tests/serving/test_gateway.py::test_the_277_bytes_that_end_a_server",
         "tests/serving/test_hostile_requests.py::test_deep_nesting",
     ),
-    "malicious requests with a key": ("tests/serving/test_supervisor.py::test_a_killed_process_under_load_is_back_within_ten_seconds",),
+    "malicious requests with a key": (
+        "tests/serving/test_supervisor.py::test_a_killed_process_under_load_is_back_within_ten_seconds",
+    ),
     "hostile images, bundles, checkpoints": (
         "tests/hostile/test_hostile.py::test_commands_refuse_code_in_checkpoints_and_loops_in_bundles",
         "benchmarks/hostile.py",
@@ -34,10 +36,10 @@ SHOWN_BY = {
         "benchmarks/overload.py",
     ),
     "server or worker dies, or the machine was paused": (
-        "tests/serving/test_supervisor.py::test_a_killed_process_is_back_within_ten_seconds",
+        "tests/serving/test_supervisor.py::test_a_killed_process_under_load_is_back_within_ten_seconds",
     ),
     "a worker hangs": (
-        "tests/serving/test_supervisor.py::test_a_server_with_a_worker_that_hangs_is_restarted_within_thirty_seconds",
+        "tests/serving/test_supervisor.py::test_a_worker_that_hangs_while_another_model_is_busy_is_noticed_within_thirty_seconds",
     ),
     "HAProxy or HTTP endpoint dies": ("tests/serving/test_gateway.py::test_a_killed_haproxy_is_started_again",),
     "`gmmvit serve` is killed": ("tests/serving/test_server.py::test_killing_gmmvit_ends_triton",),

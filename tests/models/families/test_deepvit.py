@@ -145,7 +145,7 @@ def test_a_network_without_reattention_may_have_ignored_its_scale_adjustment(tmp
         load_checkpoint(path, LoadHints(heads=3))
     assert caught.value.hint.startswith("type --set scale_adjustment=NUMBER (1 if training built")
     assert "the authors' code then ignores the value" in caught.value.hint
-    ignored = load_checkpoint(path, LoadHints(heads=3, scale_adjustment=1))
+    ignored = load_checkpoint(path, LoadHints(heads=3, scale_adjustment=1.0))
     expected = deepvit_logits(
         state, torch.from_numpy(SCALED.inputs), heads=3, scale_adjustment=1, transform_scale=False
     )
