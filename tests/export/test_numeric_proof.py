@@ -78,8 +78,8 @@ def test_a_wrong_mask_entry_shows_in_the_logits_too(tmp_path: Path, monkeypatch:
     """Damaged after the masks were compared bit for bit: what is left is the run of the file."""
     prove = module.prove_folded
 
-    def damaged_later(proto: onnx.ModelProto, folded: Any, **options: Any) -> Any:
-        records = prove(proto, folded, **options)
+    def damaged_later(proto: onnx.ModelProto, *folded: Any, **options: Any) -> Any:
+        records = prove(proto, *folded, **options)
         wrong_mask_entry(proto)
         return records
 

@@ -31,17 +31,19 @@ def judged(
     gate: float = 0.5,
     same_images: bool = True,
     precision: Precision = "int8",
-    missed: bool = False,
+    kept: float | None = None,
 ) -> Check:
-    """Return the check ``choice``.  gate: of the choice.  missed: decisions miss the gate that parity itself has."""
+    """Return the check ``choice``.  gate: of the choice.  kept: share of decisions, below the gate of parity itself."""
     own = 0.5 if precision == "int8" else None
     options = ParityOptions(data=labelled_by(bundle, images) if images else None, keep_decisions=own)
     with open_runner("onnxruntime", bundle, precision=precision) as runner:
         report = check_parity(bundle, [runner], options)
-    if missed:
+    if kept is not None:
         (of_runner,) = report.runners
         checks = [
-            replace(check, verdict="failed", reasons=("too many changed",)) if check.name == "decisions" else check
+            replace(check, verdict="failed", reasons=("changed",), details={**check.details, "agreement": kept})
+            if check.name == "decisions"
+            else check
             for check in of_runner.checks
         ]
         report = replace(report, runners=(replace(of_runner, checks=tuple(checks)),))
@@ -95,9 +97,9 @@ def test_a_choice_that_misses_its_gate_now_fails(precise_bundle: Bundle, tmp_pat
     assert judged(bundle).verdict == "passed"  # with the same versions
     few = judged(bundle, images=40, gate=0.99)
     assert few.verdict == "undecided"  # 40 images cannot show so much
-    check = judged(bundle, images=40, gate=0.9999)
+    check = judged(bundle, images=40, gate=0.95, kept=0.9)
     assert check.verdict == "failed"
-    assert "below the gate 0.9999" in check.reasons[0]
+    assert "kept decisions 0.9000, below the gate 0.95" in check.reasons[0]
     assert f"type gmmvit optimize {bundle.path}" in check.reasons[-1]
 
 
@@ -105,7 +107,7 @@ def test_the_gate_of_the_choice_decides_not_that_of_parity_and_float32_is_judged
     precise_bundle: Bundle, tmp_path: Path
 ) -> None:
     bundle = chosen_bundle(precise_bundle, tmp_path / "int8", "onnxruntime:int8")
-    assert judged(bundle, images=40, missed=True).verdict == "passed"
+    assert judged(bundle, images=40, kept=0.9).verdict == "passed"
     bundle = chosen_bundle(precise_bundle, tmp_path / "fp32", "onnxruntime", versions={"onnxruntime": "1.0.0"})
     check = judged(bundle, images=40, precision="fp32")
     assert (check.verdict, check.details["now"]) == ("passed", 1.0)
