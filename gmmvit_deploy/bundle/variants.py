@@ -138,9 +138,10 @@ def record_file(precision: Precision, form: Form = "") -> str:
 
 
 def forms_in(bundle: Bundle, precision: Precision) -> tuple[Form, ...]:
-    """Return the forms of the graphs in a precision that the bundle has."""
+    """Return the forms of the graphs in a precision of which the bundle has a graph or a record."""
     forms = ("", *FORMS) if precision == "int8" else ("",)
-    return tuple(form for form in forms if (bundle.path / graph_file(precision, form)).exists())
+    names = {form: (graph_file(precision, form), record_file(precision, form)) for form in forms}
+    return tuple(form for form in forms if any((bundle.path / name).exists() for name in names[form]))
 
 
 def cpu_form(bundle: Bundle, precision: Precision) -> Form:

@@ -17,7 +17,7 @@ from typing import Any
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.gates import Gate
-from gmmvit_deploy.bundle.variants import forms_in, open_variant, record_of
+from gmmvit_deploy.bundle.variants import forms_in, graph_file, open_variant, record_of
 from gmmvit_deploy.errors import GmmvitError, InputError, RunnerUnavailableError
 from gmmvit_deploy.export.variants import CALIBRATION_IMAGES, variants_from_bundle
 from gmmvit_deploy.inference.precision import Precision, graph_precision
@@ -61,6 +61,12 @@ def refuse_overlap(bundle: Bundle, calibration: str, gate: ImageStream) -> None:
         )
 
 
+def _graphs_in(bundle: Bundle, precision: Precision) -> tuple[Form, ...]:
+    """Return the forms of the graphs that there are; a killed process leaves a record without a graph."""
+    held = forms_in(bundle, precision)
+    return tuple(form for form in held if (bundle.path / graph_file(precision, form)).exists())
+
+
 def convert_missing(
     bundle: Bundle,
     precisions: Sequence[Precision],
@@ -76,11 +82,11 @@ def convert_missing(
     why_not: dict[Graph, str] = {}
     for precision in precisions:
         try:
-            if not forms_in(bundle, precision):
+            if not _graphs_in(bundle, precision):
                 variants_from_bundle(bundle, (precision,), on_progress=on_progress)
         except GmmvitError as exc:
             why_not[precision, ""] = str(exc)
-    held = forms_in(bundle, "int8")
+    held = _graphs_in(bundle, "int8")
     for form in held:
         open_variant(bundle, "int8", form)  # one that is damaged or of another bundle is refused
     if calibration is None:
@@ -88,12 +94,12 @@ def convert_missing(
     else:
         if "mixed" not in held:
             why_not["int8", "mixed"] = _mixed(bundle, calibration, on_progress, kept=kept)
-        if "static" not in forms_in(bundle, "int8"):
+        if "static" not in _graphs_in(bundle, "int8"):
             like = record_of(bundle, "int8", "mixed")
             why_not["int8", "static"] = _int8(bundle, "static", calibration, on_progress, like=like)
     if "dynamic" not in held:
         why_not["int8", "dynamic"] = _int8(bundle, "dynamic", None, on_progress)
-    if "" not in forms_in(bundle, "int8"):  # the graph for GPUs, which a calibrated conversion writes too
+    if "" not in _graphs_in(bundle, "int8"):  # the graph for GPUs, which a calibrated conversion writes too
         why_not["int8", ""] = why_not.get(("int8", "static"), "")
     return {graph: why for graph, why in why_not.items() if why}
 
@@ -101,7 +107,7 @@ def convert_missing(
 def _mixed(bundle: Bundle, calibration: str, on_progress: OnProgress, *, kept: float) -> str:
     """Convert with a gate, and return why that gave no mixed graph; "" if it gave one."""
     why = _int8(bundle, "mixed", calibration, on_progress, gate=Gate(keep_decisions=kept))
-    return why or ("" if "mixed" in forms_in(bundle, "int8") else _STATIC_HOLDS)
+    return why or ("" if "mixed" in _graphs_in(bundle, "int8") else _STATIC_HOLDS)
 
 
 def _int8(bundle: Bundle, form: Form, calibration: str | None, on_progress: OnProgress, **options: Any) -> str:
