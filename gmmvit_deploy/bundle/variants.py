@@ -29,7 +29,7 @@ from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.constants import MaskChange
 from gmmvit_deploy.graphs.weights import data_path
 from gmmvit_deploy.inference.precision import QUANTIZED
-from gmmvit_deploy.inference.runner_name import FORMS
+from gmmvit_deploy.inference.runner_name import FORMS, with_form
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
@@ -129,7 +129,7 @@ class Variant:
 
 def graph_file(precision: Precision, form: Form = "") -> str:
     """Return the name of a graph's file in the bundle.  form: of a graph for CPUs in int8."""
-    return "model.onnx" if precision == "fp32" else f"{GRAPHS}/{precision}{f'-{form}' if form else ''}.onnx"
+    return "model.onnx" if precision == "fp32" else f"{GRAPHS}/{with_form(precision, form)}.onnx"
 
 
 def record_file(precision: Precision, form: Form = "") -> str:

@@ -19,6 +19,11 @@ FORMS: tuple[Form, ...] = get_args(Form)[1:]
 """The forms of the int8 graphs for CPUs. Unless a form is named, CPUs run the first that a bundle has."""
 
 
+def with_form(precision: Precision, form: Form) -> str:
+    """Return a precision with the form of its int8 graph, such as ``int8-static``."""
+    return f"{precision}-{form}" if form else precision
+
+
 @dataclass(frozen=True, slots=True)
 class RunnerName:
     """The name of a runner.
@@ -49,7 +54,7 @@ class RunnerName:
     def __str__(self) -> str:
         if self.precision == "fp32":
             return self.name
-        return f"{self.name}:{self.precision}{f'-{self.form}' if self.form else ''}"
+        return f"{self.name}:{with_form(self.precision, self.form)}"
 
     @property
     def name(self) -> str:

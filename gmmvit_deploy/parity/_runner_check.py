@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.inference.precision import QUANTIZED, Precision
-from gmmvit_deploy.inference.runner_name import KERNELS_SUFFIX, Form, RunnerName
+from gmmvit_deploy.inference.runner_name import Form
 from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check, skipped_check
@@ -147,11 +147,10 @@ class RunnerUnderTest:
 
     def _without_kernels(self, inputs: NDArray[Any]) -> NDArray[Any] | None:
         runner = self.runner
-        if self.graph is None or not runner.name.endswith(KERNELS_SUFFIX):
+        if self.graph is None or not runner.runner_name.kernels:
             return None
         if self._plain is None:
-            plain = RunnerName(runner.name.removesuffix(KERNELS_SUFFIX), runner.precision, form=runner.form)
-            self._plain = open_runner(plain, runner.bundle)
+            self._plain = open_runner(replace(runner.runner_name, kernels=False), runner.bundle)
             self._plain.judged = True
         return self._plain.rows(inputs)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
 from gmmvit_deploy.inference.precision import QUANTIZED, Precision
-from gmmvit_deploy.inference.runner_name import Form
+from gmmvit_deploy.inference.runner_name import Form, with_form
 from gmmvit_deploy.parity._verdict import Check, Verdict, overall
 from gmmvit_deploy.reports.reporting import plain
 
@@ -53,7 +53,7 @@ class RunnerReport:
     @property
     def computes_in(self) -> str:
         """The precision with the form, such as ``int8-static``."""
-        return f"{self.precision}-{self.form}" if self.form else self.precision
+        return with_form(self.precision, self.form)
 
     @property
     def verdict(self) -> Verdict:

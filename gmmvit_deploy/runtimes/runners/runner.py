@@ -167,9 +167,13 @@ class Runner:
         return {}
 
     @property
+    def runner_name(self) -> RunnerName:
+        return replace(RunnerName.parse(self.name, self.precision), form=self.form)
+
+    @property
     def label(self) -> str:
-        """The `RunnerName` as text, such as ``openvino:bf16``."""
-        return str(replace(RunnerName.parse(self.name, self.precision), form=self.form))
+        """`runner_name` as text, such as ``openvino:bf16``."""
+        return str(self.runner_name)
 
     def provenance(self) -> dict[str, str]:
         """Return name → value of the program's hashes, versions and settings, which identify the program."""
