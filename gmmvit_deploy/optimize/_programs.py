@@ -93,7 +93,9 @@ def convert_missing(
         why_not |= {("int8", form): _NO_IMAGES for form in ("static", "mixed") if form not in held}
     else:
         if "mixed" not in held:
-            why_not["int8", "mixed"] = _mixed(bundle, calibration, on_progress, kept=kept)
+            holds = "static" in held and _static_holds(bundle, kept)
+            why = _STATIC_HOLDS if holds else _mixed(bundle, calibration, on_progress, kept=kept)
+            why_not["int8", "mixed"] = why
         if "static" not in _graphs_in(bundle, "int8"):
             like = record_of(bundle, "int8", "mixed")
             why_not["int8", "static"] = _int8(bundle, "static", calibration, on_progress, like=like)
@@ -102,6 +104,14 @@ def convert_missing(
     if "" not in _graphs_in(bundle, "int8"):  # the graph for GPUs, which a calibrated conversion writes too
         why_not["int8", ""] = why_not.get(("int8", "static"), "")
     return {graph: why for graph, why in why_not.items() if why}
+
+
+def _static_holds(bundle: Bundle, kept: float) -> bool:
+    """Return whether a gate as strict as this one gave the static graph, as no projection had to move."""
+    record = record_of(bundle, "int8", "static")
+    calibration = (record.calibration if record is not None else None) or {}
+    gate = calibration.get("gate", {}).get("keep_decisions") or 0.0
+    return gate >= kept and any(row["holds"] for row in calibration["curve"])
 
 
 def _mixed(bundle: Bundle, calibration: str, on_progress: OnProgress, *, kept: float) -> str:

@@ -15,8 +15,9 @@ from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.choices import Candidate, Choice, Machine, read_choices, write_choice
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.bundle.variants import forms_in, open_variant
+from gmmvit_deploy.export.variants import variant_from_bundle, variants_from_bundle
 from gmmvit_deploy.inference.runner_name import RunnerName
-from gmmvit_deploy.optimize import _race
+from gmmvit_deploy.optimize import _programs, _race
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.judgement import judgement_of
@@ -148,6 +149,17 @@ def test_missing_forms_of_int8_are_tried_and_written_beside_what_was_there(
         assert graph.path == bundle.path / f"graphs/int8-{form}.onnx"
         assert graph.sha256 == of(choice, f"openvino:int8-{form}").graph_sha256
     assert graph_of(bundle, RunnerName.parse("openvino:int8")).form == "static"
+
+
+def test_a_gate_that_the_static_form_reached_is_not_searched_again(
+    precise_bundle: Bundle, calibration_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = copied(precise_bundle, tmp_path)
+    variants_from_bundle(bundle, ("int8",), str(calibration_images), 64, gate=Gate(keep_decisions=0.5), force=True)
+    variant_from_bundle(bundle, "int8")
+    monkeypatch.setattr(_programs, "variants_from_bundle", None)  # a call would be an error
+    why_not = _programs.convert_missing(bundle, ("fp16",), str(calibration_images), lambda _: None, kept=0.5)
+    assert why_not == {("int8", "mixed"): "no projection has to leave the static form for decisions to be kept"}
 
 
 def test_without_labels_decisions_decide_and_without_calibration_static_int8_is_left_out(
