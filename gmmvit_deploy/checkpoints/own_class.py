@@ -17,8 +17,7 @@ from gmmvit_deploy.checkpoints.reading import TensorFile, under_prefix
 from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits, without_training
 from gmmvit_deploy.errors import CheckpointError, InputError
 from gmmvit_deploy.files.writing import sha256_of_bytes
-from gmmvit_deploy.models.families.custom.permission import OwnFile, permit
-from gmmvit_deploy.models.families.custom.spec import CustomSpec
+from gmmvit_deploy.models.families.custom.spec import CustomSpec, OwnFile, permit
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints, own_class_of
 from gmmvit_deploy.models.sources.shapes import asked_image

@@ -7,8 +7,18 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.layers.attention import SeparateProjections, masked_attentions, stacked_projection
-from gmmvit_deploy.models.layers.head_dims import padded_head_dim
 from gmmvit_deploy.models.layers.roles import with_role_of
+from gmmvit_deploy.models.layers.wide_heads import LARGEST_FUSED
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Round a head dim up to a head dim for which fused kernels need no copies: a multiple of 8, and at least 16.
+
+    Measured in tensorrt-rtx 1.7.1 (benchmarks/engines.py): head dims 6 and 8 do not fuse. Head dims 9, 12, 20
+    and 21 fuse, but copies before the kernel pad the heads, and copies after the kernel cut the padding off. Head dims
+    16, 24, 32 and 48 fuse without copies. Head dims above `LARGEST_FUSED` do not fuse and are returned unchanged.
+    """
+    return head_dim if head_dim > LARGEST_FUSED else max(16, -(-head_dim // 8) * 8)
 
 
 @torch.no_grad()

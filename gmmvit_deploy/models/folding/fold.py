@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.folding.dead_masks import drop_dead_masks
 from gmmvit_deploy.models.folding.engine_forms import pad_heads, separate_projections
-from gmmvit_deploy.models.folding.last_block import narrow_last_block
 from gmmvit_deploy.models.folding.passes import (
     FoldingPass,
     fold_biases,
@@ -25,13 +25,57 @@ from gmmvit_deploy.models.folding.passes import (
     merge_biases,
     merge_scale,
     merge_scale_into_mixing,
+    merge_temperature_into_query,
     require_constant_steps,
 )
-from gmmvit_deploy.models.folding.query_scales import merge_temperature_into_query
+from gmmvit_deploy.models.layers.blocks import PreNormBlock
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.scores.step import Step
 from gmmvit_deploy.models.specs import ModelSpec
+
+
+@torch.no_grad()
+def narrow_last_block(model: Model) -> tuple[str, ...]:
+    """Rewrite the last block so that the block computes only the output that the rest of the network reads.
+
+    Class token:  (x + mlp(norm(x)))[0]  →  x[0] + mlp(norm(x[0]))
+    Mean:         mean(x + W·h + b)  →  mean(x) + W·mean(h) + b
+
+    In the formulas, x is the sum of the block's input and the output of the attention, h = gelu(first linear layer of
+    norm(x)), and W and b belong to the second linear layer of the mlp.
+    Unchanged: a network without `Family.last_block`, for example because a norm between the block and the mean does not
+    commute with the mean.
+    The block then outputs a single token, which class-token pooling and mean pooling return unchanged. Returns the name
+    of the block.
+    Ensures: in float64 the new block outputs the first token, or the mean of the tokens, of the old block, up to
+    rounding.
+    Errors: FoldError when the outputs differ.
+    """
+    last = family_of(model.spec).last_block(model.spec)
+    if last is None:
+        return ()
+    name, reads_first, n = last.name, last.reads == "first", last.tokens
+    block = model.get_submodule(name)
+    if not isinstance(block, PreNormBlock) or block.gives != "tokens":
+        return ()
+    before = copy.deepcopy(block).double()
+    block.gives = "first" if reads_first else "mean"
+    if not reads_first:
+        with_role(block.mlp[-1], "head")  # the input of this layer is now a row per image
+    width = block.attention_norm.normalized_shape[0]
+    tokens = torch.randn(2, n, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = before(tokens)
+    expected = expected[:, :1] if reads_first else expected.mean(dim=1, keepdim=True)
+    narrowed = copy.deepcopy(block).double()(tokens)
+    if not torch.allclose(narrowed, expected, rtol=1e-9, atol=1e-12):
+        off = float((narrowed - expected).abs().max())
+        raise FoldError(
+            f"{name}: narrow_last_block changed the {block.gives} of the output tokens by {off:.2e}; expected no change"
+        )
+    return (name,)
+
 
 __all__ = [
     "SCORE_PASSES",

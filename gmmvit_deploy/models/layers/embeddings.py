@@ -17,11 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gmmvit_deploy.models.layers.blocks import PatchEmbedding
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.patches import PatchEmbedding, ShiftedPatches, unfolded_filters
 from gmmvit_deploy.models.layers.roles import layer_role
-from gmmvit_deploy.models.layers.shifted_patches import ShiftedPatches
-from gmmvit_deploy.models.layers.unfolding import unfolded_filters
 
 _NAMES = frozenset({"position_embedding", "positions", "pos_embed", "pos_embedding"})
 _PREFIXES = (0, 1, 2)  # a class token, a class and a distillation token; a network of timm states its number

@@ -13,7 +13,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import cache
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its common name
@@ -22,9 +23,35 @@ from torch.overrides import TorchFunctionMode
 
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.layers.subclasses import replace_methods
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.biases import PassedBias
+
+Methods: TypeAlias = Callable[..., Mapping[str, Any]]
+"""Function (original class, further arguments) → name of a method → function.  Defined at the level of a module."""
+
+
+def replace_methods(module: nn.Module, methods: Methods, *arguments: str) -> None:
+    """Change the class of ``module`` to a subclass with the methods that ``methods`` returns.
+
+    arguments: the further arguments of ``methods``.  ``isinstance`` with the original class still holds.
+    """
+    original: Any = type(module)
+    module.__class__ = _subclass(original, methods, arguments)
+
+
+@cache  # so that two copies of a module have the same class
+def _subclass(original: type, methods: Methods, arguments: tuple[str, ...]) -> type:
+    def reduce(self: Any, protocol: Any) -> Any:
+        return _restored, (original, methods, arguments), self.__dict__
+
+    name = f"{original.__name__}With{methods.__name__.title().replace('_', '')}"
+    return type(name, (original,), {**methods(original, *arguments), "__reduce_ex__": reduce})
+
+
+def _restored(original: type, methods: Methods, arguments: tuple[str, ...]) -> Any:
+    subclass: Any = _subclass(original, methods, arguments)
+    return subclass.__new__(subclass)
+
 
 Answer = Callable[..., Tensor]
 DRY_IMAGES = 2

@@ -14,8 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import SpecError
-from gmmvit_deploy.models.layers.fused_call import AnsweredAttention
-from gmmvit_deploy.models.layers.subclasses import replace_methods
+from gmmvit_deploy.models.layers.fused_call import AnsweredAttention, replace_methods
 from gmmvit_deploy.models.layers.token_grids import Placement
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.biases import ManhattanDecay, PassedBias, PrefixBias, retention_decays

@@ -36,7 +36,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.errors import InputError, MissingDependencyError
 from gmmvit_deploy.models.specs import Interpolation
 
 Grid = tuple[int, int]
@@ -125,3 +125,62 @@ def _refuse_oblong(interpolation: Interpolation, old_grid: Grid, new_grid: Grid)
 
 def _words(grid: Grid) -> str:
     return f"{grid[0]} × {grid[1]}"
+
+
+_LONGEST_WAVE = 10000.0
+
+
+def sinusoidal_positions(tokens: int, dim: int) -> Float[Tensor, "1 n dim"]:
+    """Return the positions P in float32, rounded from float64."""
+    columns = torch.arange(dim)
+    even = columns - columns % 2
+    angles = torch.arange(tokens, dtype=torch.float64)[:, None] / _LONGEST_WAVE ** (even.double() / dim)
+    return torch.where(columns % 2 == 0, angles.sin(), angles.cos()).float()[None]
+
+
+_CLASS_TOKEN_ROWS = 3  # BEiT: class token to patch, patch to class token, class token to itself
+
+
+def resample_bias_table(
+    table: Float[Tensor, "offsets heads"], *, old_window: Grid, new_window: Grid
+) -> Float[Tensor, "new_offsets heads"]:
+    """Return the table for a window of another size, in float32.
+
+    table: ((2·rows − 1)·(2·columns − 1), H), or 3 rows more if the window has a class token (BEiT). These rows stay at
+    the end of the table, unchanged.
+    old_window, new_window: (rows, columns) of the windows.
+    Errors:
+        InputError: the table does not fit the old window, or a window has fewer than 2 rows or columns and another size
+            than the other window.
+        MissingDependencyError: timm is not installed.
+    """
+    extra = table.shape[0] - _offsets(old_window)
+    if extra not in (0, _CLASS_TOKEN_ROWS):
+        raise InputError(
+            f"relative position bias table: expected {_offsets(old_window)} rows for a window of {old_window[0]} × "
+            f"{old_window[1]} tokens, or {_CLASS_TOKEN_ROWS} rows more with a class token, got {table.shape[0]} rows"
+        )
+    if old_window == new_window:
+        return table.float()
+    if min(*old_window, *new_window) < 2:
+        raise InputError(
+            "relative position bias table: a window with a single row or column has no offsets to interpolate between; "
+            f"expected windows of at least 2 × 2 tokens, got {old_window[0]} × {old_window[1]} and "
+            f"{new_window[0]} × {new_window[1]}"
+        )
+    try:
+        from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
+    except ModuleNotFoundError as exc:
+        raise MissingDependencyError("timm", extra="timm") from exc
+    resized: Tensor = resize_rel_pos_bias_table(
+        table.float(),
+        new_window_size=new_window,
+        new_bias_shape=(_offsets(new_window) + extra, table.shape[1]),
+        old_window_size=old_window,
+    )
+    return resized
+
+
+def _offsets(window: Grid) -> int:
+    """Return the number of offsets (Δrow, Δcolumn) between two tokens of a window."""
+    return (2 * window[0] - 1) * (2 * window[1] - 1)

@@ -9,7 +9,7 @@ output. ``before`` and ``after`` are the (H, H) matrices that mix the heads befo
 
 The algebra is exact; only the order of the sums changes. An attention that mixes only after softmax has the identity as
 ``before``. The matrix products Q̃ K̃ᵀ and A Ṽ take H times the work of the original products, and the rewrite helps only
-if fused GPU kernels support the head dim H·d (`layers.head_dims.LARGEST_FUSED`). All heads must share the mask M: a
+if fused GPU kernels support the head dim H·d (`LARGEST_FUSED`). All heads must share the mask M: a
 mask M_k of each head would be inside the sum over k. Masks of matrix rank R could be merged into Q and K, but the head
 dim would be R·H·d, too large for fused kernels.
 """
@@ -26,6 +26,9 @@ from torch import Tensor, nn
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.step import Step
+
+LARGEST_FUSED = 256
+"""The largest head dim with a fused kernel, measured in tensorrt-rtx 1.7.1: head dim 256 fuses, 264 does not."""
 
 
 class WideHeads(nn.Module):

@@ -10,8 +10,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.scores.grids import Grid, lattice_points, rows_and_columns
-from gmmvit_deploy.models.scores.step import Add, Constant, Multiply, Oddity, Step, StepNumbers
+from gmmvit_deploy.models.scores.step import (
+    Add,
+    Constant,
+    Grid,
+    Multiply,
+    Oddity,
+    Step,
+    StepNumbers,
+    lattice_points,
+    rows_and_columns,
+)
 
 _OUTSIDE = -100.0  # Swin's released code adds −100 to the score of two tokens that are neighbours only after the roll
 

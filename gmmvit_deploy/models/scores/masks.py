@@ -16,15 +16,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.scores.grids import Grid, lattice_points, rows_and_columns
 from gmmvit_deploy.models.scores.step import (
     Constant,
+    Grid,
     Multiply,
     Oddity,
     Step,
     StepNumbers,
+    lattice_points,
     matrix_mistakes,
     matrix_oddities,
+    rows_and_columns,
 )
 from gmmvit_deploy.models.specs import MaskSpec
 

@@ -17,10 +17,27 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.inference.precision import Role
+
+Grid = int | tuple[int, int]
+"""A grid of tokens: (rows, columns), or an integer g for a g × g grid."""
+
+
+def rows_and_columns(grid: Grid) -> tuple[int, int]:
+    """Return (rows, columns) of a grid."""
+    return (grid, grid) if isinstance(grid, int) else grid
+
+
+def lattice_points(grid: Grid) -> Float[Tensor, "n 2"]:
+    """Return (row, column) of each token of a grid, in float32.  The tokens are numbered row by row."""
+    sides = [torch.arange(side, dtype=torch.float32) for side in rows_and_columns(grid)]
+    rows, columns = torch.meshgrid(*sides, indexing="ij")
+    return torch.stack([rows.flatten(), columns.flatten()], dim=1)
+
 
 Operation = Literal["multiply", "add", "mix", "normalise"]
 _FLAT = 1e-6  # a mask counts as constant if max − min of the entries is below this fraction of the largest |entry|

@@ -13,9 +13,8 @@ from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.cait.folding import WideHeadsAttention, widen_heads
 from gmmvit_deploy.models.families.cait.spec import CaiTSpec
 from gmmvit_deploy.models.families.swin.spec import SwinSpec
-from gmmvit_deploy.models.folding.engine_forms import pad_heads
+from gmmvit_deploy.models.folding.engine_forms import pad_heads, padded_head_dim
 from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines
-from gmmvit_deploy.models.layers.head_dims import padded_head_dim
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 from tests.conftest import EXPORTED, golden
 from tests.exact import assert_same_logits, exact_logits

@@ -7,11 +7,10 @@ from torch import nn
 from gmmvit_deploy.bench.roofline import work_of_graph
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
-from gmmvit_deploy.models.folding.fold import fold
-from gmmvit_deploy.models.folding.last_block import narrow_last_block
+from gmmvit_deploy.models.folding.fold import fold, narrow_last_block
 from gmmvit_deploy.models.folding.passes import fold_biases
 from gmmvit_deploy.models.layers.blocks import Mlp
-from gmmvit_deploy.models.layers.unfolding import Unfold, UnfoldConvolution
+from gmmvit_deploy.models.layers.patches import Unfold, UnfoldConvolution
 from gmmvit_deploy.models.scores.attention import attention_scores
 from tests.golden_files import trained
 

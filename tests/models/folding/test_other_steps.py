@@ -16,14 +16,14 @@ from gmmvit_deploy.models.folding.passes import (
     merge_biases,
     merge_scale,
     merge_scale_into_mixing,
+    merge_temperature_into_query,
     require_constant_steps,
 )
-from gmmvit_deploy.models.folding.query_scales import merge_temperature_into_query
 from gmmvit_deploy.models.layers.attention import MaskedAttention
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.biases import ManhattanDecay
-from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal, ZeroDiagonal
 from gmmvit_deploy.models.scores.heads import HeadMixing
+from gmmvit_deploy.models.scores.locality import MaskedDiagonal, ZeroDiagonal
 from gmmvit_deploy.models.scores.masks import ElementwiseMask
 from gmmvit_deploy.models.scores.scales import LearnedTemperature, Scale
 from gmmvit_deploy.models.scores.step import Multiply, Step

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gmmvit_deploy.models.families.cait.released import RELEASED, SPT_LSA
+from gmmvit_deploy.models.families.cait.released import PRENORM, RELEASED, SPT_LSA, SPT_LSA_PLAIN, VIT_PYTORCH
 from gmmvit_deploy.models.families.cait.spec import PRESETS, CaiTSpec
-from gmmvit_deploy.models.families.cait.vit_pytorch import PRENORM, SPT_LSA_PLAIN, VIT_PYTORCH
 from gmmvit_deploy.models.families.family import Family, Network
 from gmmvit_deploy.models.specs import MaskSpec
 

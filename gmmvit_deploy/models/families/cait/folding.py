@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.families.cait.model import REMAINDER, ScaledBranch, TalkingHeadsAttention
 from gmmvit_deploy.models.layers.attention import projected
-from gmmvit_deploy.models.layers.head_dims import LARGEST_FUSED
 from gmmvit_deploy.models.layers.proofs import random_values, require_same_output
-from gmmvit_deploy.models.layers.wide_heads import WideHeads, same_for_all_heads
+from gmmvit_deploy.models.layers.wide_heads import LARGEST_FUSED, WideHeads, same_for_all_heads
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.step import Constant, Step
 

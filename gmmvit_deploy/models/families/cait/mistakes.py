@@ -8,8 +8,8 @@ from gmmvit_deploy.models.families.cait.model import CaiT, ScaledBranch
 from gmmvit_deploy.models.families.family import Mistake
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
-from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal, ZeroDiagonal
 from gmmvit_deploy.models.scores.heads import HeadMixing
+from gmmvit_deploy.models.scores.locality import MaskedDiagonal, ZeroDiagonal
 
 
 def _other_class_blocks(model: Model) -> bool:

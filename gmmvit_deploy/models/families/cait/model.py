@@ -27,15 +27,13 @@ from torch import Tensor, nn
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.cait.spec import CaiTSpec
 from gmmvit_deploy.models.layers.attention import heads_of, projected
-from gmmvit_deploy.models.layers.blocks import Mlp, PatchEmbedding, layer_norm
+from gmmvit_deploy.models.layers.blocks import Mlp, layer_norm
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.layers.normed_patches import NormedPatchEmbedding
+from gmmvit_deploy.models.layers.patches import NormedPatchEmbedding, PatchEmbedding, ShiftedPatches
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.layers.shifted_patches import ShiftedPatches
 from gmmvit_deploy.models.scores.attention import AttentionScores
-from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal, ZeroDiagonal
 from gmmvit_deploy.models.scores.heads import HeadMixing
-from gmmvit_deploy.models.scores.locality import initial_temperature
+from gmmvit_deploy.models.scores.locality import MaskedDiagonal, ZeroDiagonal, initial_temperature
 from gmmvit_deploy.models.scores.masks import mask_from_spec
 from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Step

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
-from gmmvit_deploy.models.specs import MaskSpec, ModelSpec, require_counts, require_no_mask_with, require_tiling
+from gmmvit_deploy.models.specs import MaskSpec, PatchSpec, require_counts, require_no_mask_with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaiTSpec(ModelSpec):
+class CaiTSpec(PatchSpec):
     """CaiT: patch blocks with optional masks and head mixing, then class blocks with head mixing.
 
     depth, class_depth: the number of patch blocks and of class blocks.
@@ -26,45 +27,40 @@ class CaiTSpec(ModelSpec):
 
     family: ClassVar[str] = "cait"
     flags: ClassVar[tuple[str, ...]] = ("spt", "lsa", "normed_patches", "attends_to_itself")
-    patch_size: int
-    dim: int
-    depth: int
     class_depth: int
-    heads: int
     head_dim: int
-    mlp_dim: int
     spt: bool = False
     lsa: bool = False
     normed_patches: bool = False
     attends_to_itself: bool = False
 
     def __post_init__(self) -> None:
-        ModelSpec.__post_init__(self)
-        require_counts(self, "patch_size", "dim", "depth", "class_depth", "heads", "head_dim", "mlp_dim")
-        require_tiling(self.image_size, self.patch_size)
+        PatchSpec.__post_init__(self)
+        require_counts(self, "class_depth", "head_dim")
         require_no_mask_with(self, "spt", "lsa")
 
     @property
-    def grid(self) -> int:
-        return self.image_size // self.patch_size
+    def tokens(self) -> int:
+        """N: the number of tokens of the patch blocks, without the class token."""
+        return self.grid**2
 
 
-def _preset(dim: int) -> Callable[[int, int, MaskSpec], CaiTSpec]:
-    def spec(classes: int, image_size: int, mask: MaskSpec) -> CaiTSpec:
-        return CaiTSpec(
-            image_size=image_size,
-            patch_size=8 if image_size == 64 else 4,
-            classes=classes,
-            dim=dim,
-            depth=24,
-            class_depth=2,
-            heads=4,
-            head_dim=64,
-            mlp_dim=384,
-            mask=mask,
-        )
-
-    return spec
+def _spec(dim: int, classes: int, image_size: int, mask: MaskSpec) -> CaiTSpec:
+    return CaiTSpec(
+        image_size=image_size,
+        patch_size=8 if image_size == 64 else 4,
+        classes=classes,
+        dim=dim,
+        depth=24,
+        class_depth=2,
+        heads=4,
+        head_dim=64,
+        mlp_dim=384,
+        mask=mask,
+    )
 
 
-PRESETS: Mapping[str, Callable[[int, int, MaskSpec], CaiTSpec]] = {"cait": _preset(192), "cait-tiny": _preset(108)}
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], CaiTSpec]] = {
+    "cait": partial(_spec, 192),
+    "cait-tiny": partial(_spec, 108),
+}

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.models.families.custom.permission import OwnFile, permitted_file
 from gmmvit_deploy.models.families.custom.running import errors_of_file, network_of_class
-from gmmvit_deploy.models.families.custom.spec import CustomSpec
+from gmmvit_deploy.models.families.custom.spec import CustomSpec, OwnFile, permitted_file
 from gmmvit_deploy.models.layers.fused_call import AnsweredAttention, FusedCall, answer_fused_call, fused_calls
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.token_grids import TokenGrids, token_grids, unknown_grids

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.models.families.custom.permission import OwnFile
+from gmmvit_deploy.models.families.custom.spec import OwnFile
 
 _LONGEST_REASON = 300
 _MODULES: dict[str, ModuleType] = {}  # SHA-256 → module; a file runs once in a process

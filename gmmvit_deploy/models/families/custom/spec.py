@@ -1,4 +1,4 @@
-"""Spec of a model whose class is in a Python file of the user."""
+"""Spec of a model whose class is in a Python file of the user, and the files that this process may run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.specs import ModelSpec, require
 
 
@@ -38,3 +39,44 @@ class CustomSpec(ModelSpec):
             isinstance(self.model_args, Mapping) and all(isinstance(name, str) for name in self.model_args),
             f"model_args: expected the arguments of {self.class_name} by name, got {self.model_args!r}",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnFile:
+    """A Python file that the user named.
+
+    path: the path as the user typed it.  sha256: the SHA-256 of ``source``.
+    source: the content of the file. Exactly these bytes are run, so the hash is that of the code that runs.
+    """
+
+    path: str
+    sha256: str
+    source: bytes
+
+
+_PERMITTED: dict[str, OwnFile] = {}  # SHA-256 → file
+
+
+def permit(file: OwnFile) -> None:
+    """Allow this process to run the file."""
+    _PERMITTED[file.sha256] = file
+
+
+def why_not_permitted(spec: CustomSpec) -> str:
+    """Return the reason why this process must not run the file of a spec; empty if the process may run the file."""
+    if spec.code_sha256 in _PERMITTED:
+        return ""
+    return (
+        f"the model is the class {spec.class_name} of the file {spec.code_file}, and gmmvit runs a file only if "
+        "--model names the file"
+    )
+
+
+def permitted_file(spec: CustomSpec) -> OwnFile:
+    """Return the file of a spec.  Errors: InputError when this process must not run the file."""
+    if why := why_not_permitted(spec):
+        raise InputError(
+            f"{why}; expected a file with the SHA-256 {spec.code_sha256}",
+            hint=f"add --model {spec.code_file}:{spec.class_name}, with the path of the file",
+        )
+    return _PERMITTED[spec.code_sha256]

@@ -10,7 +10,7 @@ from torch import nn
 from gmmvit_deploy.models.families.deepvit.folding import merge_head_norm
 from gmmvit_deploy.models.families.deepvit.model import DeepViTBlock
 from gmmvit_deploy.models.families.family import Mistake
-from gmmvit_deploy.models.layers.batch_norm import BatchNorm
+from gmmvit_deploy.models.layers.blocks import BatchNorm
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.scores.heads import HeadBatchNorm, HeadMixing

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of, projected
-from gmmvit_deploy.models.layers.batch_norm import BatchNorm
-from gmmvit_deploy.models.layers.blocks import Block
+from gmmvit_deploy.models.layers.blocks import BatchNorm, Block
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import AttentionScores

@@ -28,8 +28,7 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.deepvit.spec import IMAGE_SIZES, PRESETS, DeepViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
-from gmmvit_deploy.models.sources.recorded_preset import RecordedPreset, recorded_preset
-from gmmvit_deploy.models.sources.shapes import Shapes, field_differences, infer_heads
+from gmmvit_deploy.models.sources.shapes import RecordedPreset, Shapes, field_differences, infer_heads, recorded_preset
 from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, tensors_of_layers
 from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gmmvit_deploy.models.families.eanet.released import PERFORMER, TRANSFORMER
 from gmmvit_deploy.models.families.eanet.spec import PRESETS, EANetSpec
-from gmmvit_deploy.models.families.family import Family, LastBlock, Network
+from gmmvit_deploy.models.families.family import Family, Network, last_of_blocks
 from gmmvit_deploy.models.specs import MaskSpec
 
 
@@ -45,10 +45,6 @@ def _blocks(spec: EANetSpec) -> tuple[str, ...]:
     return (*(f"token_transformers.{step}" for step in range(2)), *(f"blocks.{block}" for block in range(spec.depth)))
 
 
-def _last_block(spec: EANetSpec) -> LastBlock:
-    return LastBlock(name=f"blocks.{spec.depth - 1}", reads="first", tokens=spec.tokens)
-
-
 EANET = Family(
     name="eanet",
     spec=EANetSpec,
@@ -58,5 +54,5 @@ EANET = Family(
     mask_kinds=("plain",),
     small=_small,
     blocks=_blocks,
-    last_block=_last_block,
+    last_block=last_of_blocks,
 )

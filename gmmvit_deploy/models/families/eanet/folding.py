@@ -16,9 +16,9 @@ from gmmvit_deploy.models.families.eanet.model import (
     MergedExternalAttention,
     TokenTransformer,
 )
+from gmmvit_deploy.models.layers.patches import unfolds_as_convolutions
 from gmmvit_deploy.models.layers.proofs import random_values, require_same_output
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.layers.unfolding import unfolds_as_convolutions
 
 _TOKENS = 5
 _Module = TypeVar("_Module", bound=nn.Module)

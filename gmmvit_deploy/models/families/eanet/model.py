@@ -35,9 +35,9 @@ from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.eanet.spec import EANetSpec
 from gmmvit_deploy.models.layers.blocks import Mlp, PreNormBlock, layer_norm
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.patches import Unfold
+from gmmvit_deploy.models.layers.positions import sinusoidal_positions
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.layers.sinusoids import sinusoidal_positions
-from gmmvit_deploy.models.layers.unfolding import Unfold
 from gmmvit_deploy.models.scores.step import Oddity
 
 _SIDE = 3

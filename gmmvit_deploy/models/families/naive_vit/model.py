@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention
-from gmmvit_deploy.models.layers.blocks import Block, PatchEmbedding
+from gmmvit_deploy.models.layers.blocks import Block
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.patches import PatchEmbedding
+from gmmvit_deploy.models.layers.positions import sinusoidal_positions
 from gmmvit_deploy.models.layers.proofs import random_values, require_same_output
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.layers.sinusoids import sinusoidal_positions
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.step import Oddity
 

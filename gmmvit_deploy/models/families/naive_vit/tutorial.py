@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.patches import image_of_patches
-from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads
+from gmmvit_deploy.models.sources.shapes import Shapes, image_of_patches, infer_heads
 from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, tensors_of_layers
 from gmmvit_deploy.models.specs import MaskSpec
 

@@ -23,8 +23,8 @@ from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.pit.spec import PiTSpec
 from gmmvit_deploy.models.layers.blocks import Block, layer_norm
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.patches import ShiftedMerging, ShiftedPatches
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.layers.shifted_patches import ShiftedMerging, ShiftedPatches
 from gmmvit_deploy.models.scores.attention import scaled_scores
 from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import PrefixMask, mask_from_spec

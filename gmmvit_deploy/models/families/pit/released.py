@@ -22,7 +22,16 @@ from dataclasses import replace
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.pit.spec import PRESETS, PiTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.released import block_names, released_source
+from gmmvit_deploy.models.sources.released import (
+    PLAIN_FILES,
+    VIEWS,
+    block_names,
+    has_shifted,
+    released_source,
+    shifted_names,
+    spt_lsa_source,
+    temperature_heads,
+)
 from gmmvit_deploy.models.sources.shapes import (
     Shapes,
     infer_heads,
@@ -30,14 +39,6 @@ from gmmvit_deploy.models.sources.shapes import (
     mask_heads,
 )
 from gmmvit_deploy.models.sources.source import tensors_of_layers
-from gmmvit_deploy.models.sources.spt_lsa import (
-    PLAIN_FILES,
-    has_shifted,
-    shifted_names,
-    shifted_patch,
-    spt_lsa_source,
-    temperature_heads,
-)
 
 _BLOCKS = r"layers\.0\.layers\.0\."
 _SHIFTED = "to_patch_embedding.merging"
@@ -120,14 +121,13 @@ def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
-    """Infer the spec from names and shapes.  The head dim is the same in all stages.
-
-    The option ``--set heads`` sets the number of heads of the first stage.
-    """
+    """Infer the spec.  The head dim is the same in all stages; ``--set heads`` is for the first stage."""
     source = shapes.source
     spt = has_shifted(shapes, _SHIFTED)
     dim, patch_size, channels = (
-        shifted_patch(shapes, _SHIFTED) if spt else shapes.convolution_patch("to_patch_embedding.0.weight")
+        shapes.linear_patch(f"{_SHIFTED}.2.weight", views=VIEWS)
+        if spt
+        else shapes.convolution_patch("to_patch_embedding.0.weight")
     )
     grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1] - 1, where="pos_embedding without the class token")
     stages = _stages(shapes)

@@ -26,7 +26,7 @@ from gmmvit_deploy.models.families.rmt.model import (
     Stage,
     TokenAttention,
 )
-from gmmvit_deploy.models.layers.batch_norm import BatchNorm
+from gmmvit_deploy.models.layers.blocks import BatchNorm
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Constant

@@ -18,7 +18,7 @@ from gmmvit_deploy.models.families.rmt.model import (
     RMTMlp,
     Stage,
 )
-from gmmvit_deploy.models.layers.batch_norm import BatchNorm
+from gmmvit_deploy.models.layers.blocks import BatchNorm
 from gmmvit_deploy.models.layers.model import Model
 
 _EPSILON = 1e-3  # the default of another framework

@@ -35,13 +35,13 @@ from torch import Tensor, nn
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.rmt.spec import RMTSpec
 from gmmvit_deploy.models.layers.attention import heads_of, projected
-from gmmvit_deploy.models.layers.batch_norm import BatchNorm
+from gmmvit_deploy.models.layers.blocks import BatchNorm
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.biases import ManhattanDecay, retention_decays
-from gmmvit_deploy.models.scores.grids import Grid, rows_and_columns
 from gmmvit_deploy.models.scores.scales import Scale
+from gmmvit_deploy.models.scores.step import Grid, rows_and_columns
 
 _LOCAL_KERNEL = 5
 _LAYER_NORM_EPS = 1e-6

@@ -21,8 +21,7 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.rmt.spec import IMAGE_SIZE, PRESETS, Release, RMTSpec, preset_named
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
-from gmmvit_deploy.models.sources.recorded_preset import recorded_preset
-from gmmvit_deploy.models.sources.shapes import Shapes, field_differences, infer_heads
+from gmmvit_deploy.models.sources.shapes import Shapes, field_differences, infer_heads, recorded_preset
 from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, tensors_of_layers
 from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
 

@@ -27,8 +27,8 @@ from gmmvit_deploy.models.families.swin.spec import SwinSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention
 from gmmvit_deploy.models.layers.blocks import Mlp, layer_norm
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.patches import ShiftedMerging, ShiftedPatches
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.layers.shifted_patches import ShiftedMerging, ShiftedPatches
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.biases import WindowBias, relative_position_index, shift_mask
 from gmmvit_deploy.models.scores.locality import locality_scores

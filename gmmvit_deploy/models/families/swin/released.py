@@ -23,7 +23,16 @@ from dataclasses import replace
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.swin.spec import PRESETS, SwinSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.released import mask_names, released_source
+from gmmvit_deploy.models.sources.released import (
+    PLAIN_FILES,
+    VIEWS,
+    has_shifted,
+    mask_names,
+    released_source,
+    shifted_names,
+    spt_lsa_source,
+    temperature_heads,
+)
 from gmmvit_deploy.models.sources.shapes import (
     Shapes,
     exact_root,
@@ -32,14 +41,6 @@ from gmmvit_deploy.models.sources.shapes import (
     mask_heads,
 )
 from gmmvit_deploy.models.sources.source import tensors_of_layers
-from gmmvit_deploy.models.sources.spt_lsa import (
-    PLAIN_FILES,
-    has_shifted,
-    shifted_names,
-    shifted_patch,
-    spt_lsa_source,
-    temperature_heads,
-)
 
 _SHIFTED = "patch_embed.merging"
 _TEMPERATURE = r"layers\.\d+\.blocks\.\d+\.attn\.scale$"
@@ -86,11 +87,13 @@ def known_unused(spec: SwinSpec) -> dict[str, str]:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
-    """Infer the spec from names and shapes.  The number of heads follows from the relative position bias tables."""
+    """Infer the spec.  The number of heads follows from the relative position bias tables."""
     source = shapes.source
     spt = has_shifted(shapes, _SHIFTED)
     dim, patch_size, channels = (
-        shifted_patch(shapes, _SHIFTED) if spt else shapes.convolution_patch("patch_embed.proj.weight")
+        shapes.linear_patch(f"{_SHIFTED}.2.weight", views=VIEWS)
+        if spt
+        else shapes.convolution_patch("patch_embed.proj.weight")
     )
     grid = shapes.grid(shapes.of("absolute_pos_embed", rank=3)[1], where="absolute_pos_embed")
     stages = shapes.count(r"layers\.(\d+)\.blocks\.")

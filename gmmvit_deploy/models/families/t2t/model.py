@@ -31,10 +31,9 @@ from gmmvit_deploy.models.families.t2t.spec import T2TSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of, projected
 from gmmvit_deploy.models.layers.blocks import Block, Mlp, layer_norm
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.patches import ShiftedViews, Unfold, unfolds_as_convolutions
+from gmmvit_deploy.models.layers.positions import sinusoidal_positions
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.layers.shifted_patches import ShiftedViews
-from gmmvit_deploy.models.layers.sinusoids import sinusoidal_positions
-from gmmvit_deploy.models.layers.unfolding import Unfold, unfolds_as_convolutions
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import mask_from_spec

@@ -26,7 +26,14 @@ from dataclasses import replace
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.t2t.spec import PRESETS, T2TSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.released import mask_names, released_source
+from gmmvit_deploy.models.sources.released import (
+    PLAIN_FILES,
+    VIEWS,
+    mask_names,
+    released_source,
+    spt_lsa_source,
+    temperature_heads,
+)
 from gmmvit_deploy.models.sources.shapes import (
     Shapes,
     exact_root,
@@ -34,7 +41,6 @@ from gmmvit_deploy.models.sources.shapes import (
     infer_mask,
 )
 from gmmvit_deploy.models.sources.source import tensors_of_layers
-from gmmvit_deploy.models.sources.spt_lsa import PLAIN_FILES, VIEWS, spt_lsa_source, temperature_heads
 from gmmvit_deploy.models.specs import CHANNELS
 
 _TOKENS = "tokens_to_token"
@@ -64,10 +70,9 @@ def released_names(spec: T2TSpec) -> dict[str, str]:
 
 
 def known_unused(spec: T2TSpec) -> dict[str, str]:
-    unused = {"mask": "a second copy of the base mask, at the root of the file"}
     layers = [f"{_TOKENS}.attention{i + 1}" for i in range(spec.token_layers)]
-    unused |= {f"{layer}.mask": "a second copy of the token transformer's base mask" for layer in layers}
-    return unused
+    unused = {f"{layer}.mask": "a second copy of the token transformer's base mask" for layer in layers}
+    return {"mask": "a second copy of the base mask, at the root of the file", **unused}
 
 
 def _channels(shapes: Shapes) -> tuple[int, bool]:
@@ -88,10 +93,7 @@ def _channels(shapes: Shapes) -> tuple[int, bool]:
 
 
 def _grid(shapes: Shapes) -> tuple[int, bool]:
-    """Return (side of the grid of tokens, whether the network reads a class token).
-
-    A network that reads its class token has a position for the class token.
-    """
+    """Return (side of the grid of tokens, whether the network reads a class token, which then has a position)."""
     positions = shapes.of("pos_embed", rank=3)[1]
     if exact_root(positions) is None and exact_root(positions - 1) is not None:
         return shapes.grid(positions - 1, where="pos_embed without the class token"), True
@@ -110,7 +112,7 @@ def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
-    """Infer the spec from names and shapes.  The number of heads follows only from per-head masks."""
+    """Infer the spec.  The number of heads follows only from per-head masks and temperatures."""
     grid, class_token = _grid(shapes)
     token_layers = shapes.count(rf"{_TOKENS}\.attention(\d+)\.") - 1
     image_size = grid << (token_layers + 1)

@@ -24,8 +24,7 @@ from torch import nn
 from gmmvit_deploy.errors import InputError, SpecError
 from gmmvit_deploy.models.families.timm.network import network_from_spec
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
-from gmmvit_deploy.models.layers.bias_tables import resample_bias_table
-from gmmvit_deploy.models.layers.positions import Grid, resample_positions
+from gmmvit_deploy.models.layers.positions import Grid, resample_bias_table, resample_positions
 from gmmvit_deploy.models.layers.token_grids import placements
 from gmmvit_deploy.models.scores.resized_masks import check_mask_at_other_size
 from gmmvit_deploy.models.specs import INTERPOLATIONS, Interpolation, input_shape

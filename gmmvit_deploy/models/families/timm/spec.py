@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
@@ -12,6 +11,7 @@ from gmmvit_deploy.models.specs import (
     MaskKind,
     ModelSpec,
     interpolation_named,
+    plain_json,
     require,
     require_counts,
 )
@@ -50,11 +50,7 @@ class TimmSpec(ModelSpec):
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
         require(bool(self.architecture), "architecture: expected a name of timm, got an empty name")
-        try:
-            plain = json.loads(json.dumps(dict(self.model_args)))
-        except (TypeError, ValueError) as exc:
-            require(False, f"model_args: expected JSON values: {exc}")
-        object.__setattr__(self, "model_args", plain)
+        object.__setattr__(self, "model_args", plain_json(self.model_args, "model_args"))
         if self.image_width is not None:
             require_counts(self, "image_width")
         require(self.head_blocks >= 0, f"head_blocks: expected at least 0, got {self.head_blocks}")
@@ -70,10 +66,6 @@ class TimmSpec(ModelSpec):
         if self.interpolation is not None:
             interpolation_named(self.interpolation)
             require(self.resized_from is not None, "interpolation is only for a model that was resized")
-
-    @property
-    def image_shape(self) -> tuple[int, int]:
-        return (self.image_size, self.image_size if self.image_width is None else self.image_width)
 
     @property
     def resizing(self) -> str:

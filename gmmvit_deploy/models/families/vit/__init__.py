@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from gmmvit_deploy.models.families.family import Family, LastBlock, Network
+from gmmvit_deploy.models.families.family import Family, LastBlock, Network, last_of_blocks, plain_blocks
 from gmmvit_deploy.models.families.vit.released import RELEASED, SPT_LSA
 from gmmvit_deploy.models.families.vit.spec import PRESETS, ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
@@ -34,14 +34,8 @@ def _variants() -> Mapping[str, ViTSpec]:
     return {"spt-lsa": replace(_small(MaskSpec()), spt=True, lsa=True)}
 
 
-def _blocks(spec: ViTSpec) -> tuple[str, ...]:
-    return ("patch_embedding", *(f"blocks.{block}" for block in range(spec.depth)))
-
-
 def _last_block(spec: ViTSpec) -> LastBlock:
-    return LastBlock(
-        name=f"blocks.{spec.depth - 1}", reads="first" if spec.pools_class_token else "mean", tokens=spec.tokens
-    )
+    return last_of_blocks(spec, "first" if spec.pools_class_token else "mean")
 
 
 def _other_pooling(model: Model) -> bool:
@@ -69,7 +63,7 @@ VIT = Family(
     mask_kinds=("plain", "gmm", "elm"),
     small=_small,
     variants=_variants,
-    blocks=_blocks,
+    blocks=plain_blocks,
     last_block=_last_block,
     default_resize="stretch-bilinear",
 )

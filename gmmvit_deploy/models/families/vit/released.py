@@ -25,23 +25,25 @@ from dataclasses import replace
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.vit.spec import PRESETS, ViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.pooling import asked_pool, known_pool
-from gmmvit_deploy.models.sources.released import block_names, released_source
-from gmmvit_deploy.models.sources.shapes import (
-    Shapes,
-    infer_heads,
-    infer_mask,
-)
-from gmmvit_deploy.models.sources.source import tensors_of_layers
-from gmmvit_deploy.models.sources.spt_lsa import (
+from gmmvit_deploy.models.sources.released import (
     OPTION,
     PLAIN_FILES,
+    VIEWS,
+    block_names,
     has_shifted,
+    released_source,
     shifted_names,
-    shifted_patch,
     spt_lsa_source,
     temperature_heads,
 )
+from gmmvit_deploy.models.sources.shapes import (
+    Shapes,
+    asked_pool,
+    infer_heads,
+    infer_mask,
+    known_pool,
+)
+from gmmvit_deploy.models.sources.source import tensors_of_layers
 
 _LAYERS = "transformer.layers"
 _FIRST = f"{_LAYERS}.0.0.fn"
@@ -67,10 +69,6 @@ def released_names(spec: ViTSpec) -> dict[str, str]:
     return names | tensors_of_layers(layers)
 
 
-def known_unused(spec: ViTSpec) -> dict[str, str]:
-    return {"mask": "a second copy of the base mask, at the root of the file"}
-
-
 def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
     """Return the number of heads that the tensors show, or None, and the evidence for `infer_heads`."""
     if temperatures := temperature_heads(shapes, [f"{_FIRST}.scale"], pattern=_TEMPERATURE):
@@ -84,14 +82,10 @@ def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
-    """Infer the spec from names and shapes.  ``hints`` give only the fields that names and shapes do not determine."""
     source = shapes.source
     spt = has_shifted(shapes, _SHIFTED)
-    if spt:
-        dim, patch_size, channels = shifted_patch(shapes, _SHIFTED)
-    else:
-        dim = shapes.of(f"{_LINEAR}.weight", rank=2)[0]
-        patch_size, channels = shapes.linear_patch(f"{_LINEAR}.weight")
+    embedding, views = (f"{_SHIFTED}.2", VIEWS) if spt else (_LINEAR, 1)
+    dim, patch_size, channels = shapes.linear_patch(f"{embedding}.weight", views=views)
     temperatures = temperature_heads(shapes, [f"{_FIRST}.scale"], pattern=_TEMPERATURE)
     class_token = "cls_token" in shapes
     positions = shapes.of("pos_embedding", rank=3)[1] - int(class_token)
@@ -125,10 +119,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
 
 
 def _pools_all(shapes: Shapes, hints: LoadHints, *, class_token: bool, spt_lsa: bool) -> bool:
-    """Return True if the head reads the mean of all tokens, including the class token.
-
-    spt_lsa: True if the tensors show SPT or LSA.
-    """
+    """Return True if the head reads the mean of all tokens, including the class token."""
     if not class_token:
         known_pool(shapes.source, hints, pool="mean", evidence="the file has no class token, so the pooling is")
         return False
@@ -149,7 +140,6 @@ RELEASED = released_source(
     spec=infer_spec,
     names=released_names,
     shown_heads=shown_heads,
-    known_unused=known_unused,
     own_hints=("pool",),
     same_names=PLAIN_FILES | {"vit-pytorch": PLAIN_FILES[OPTION]},
 )

@@ -27,11 +27,9 @@ from typing import TYPE_CHECKING
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.vit_pytorch.spec import AttentionKind, EmbeddingKind, OutputKind, VitPytorchSpec
 from gmmvit_deploy.models.sources.hints import LoadHints, Pool
-from gmmvit_deploy.models.sources.patches import image_of_patches
-from gmmvit_deploy.models.sources.pooling import asked_pool, known_pool
-from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads
+from gmmvit_deploy.models.sources.released import VIEWS
+from gmmvit_deploy.models.sources.shapes import Shapes, asked_pool, image_of_patches, infer_heads, known_pool
 from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, tensors_of_layers
-from gmmvit_deploy.models.sources.spt_lsa import VIEWS
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.models.families.custom import permission, running
-from gmmvit_deploy.models.families.custom.permission import OwnFile
+from gmmvit_deploy.models.families.custom.spec import OwnFile
 from tests.documented import PAGES, blocks
 
 IMAGE = ("--image-size", "16", "--set", "channels=3")
