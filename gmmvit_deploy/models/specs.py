@@ -93,13 +93,12 @@ class MaskSpec:
     kind:        ``plain``: no mask; ``gmm``: Gaussian mixture mask; ``elm``: elementwise learnable mask;
                  ``decay``: a bias that decreases with the distance of two tokens, as in RMT.
     kernels:     K, the number of Gaussians in a mixture; 0 unless ``kind`` is ``gmm``.
-    shared:      True if all heads share a Gaussian mixture, False if each head has a separate mixture.
+    shared:      True if all heads share a Gaussian mixture.
     closed_form: True if the model was trained with the formula Σ α·exp(−d²/(2σ²+ε)) of the paper "Toward a Deeper
                  Understanding: RetNet Viewed through Convolution", computed from the token distances d. False if the
                  model was trained with the paper authors' released code, which raises the entries of a stored float32
                  base matrix to a power. Far from the diagonal, the entries of the stored matrix have underflowed to
-                 zero, so the two values of ``closed_form`` mean different networks.
-    Errors:      SpecError when the fields contradict each other.
+                 zero, so the two values mean different networks.
     """
 
     kind: MaskKind = "plain"

@@ -33,9 +33,8 @@ def drop_dead_masks(model: Model) -> tuple[str, ...]:
 
     Requires: evaluation mode; folded masks; a scale that is not merged into the mask yet, because M · d^(−1/2) has no
     entries of exactly 1.
-    Unchanged: all masks, if the logits of random images are not finite, because they cannot be compared.
+    Unchanged: all masks, if the logits of random images are not finite.
     Ensures: the logits of random images are the same before and after the pass, bit for bit.
-    Errors: FoldError when a requirement or the end state does not hold.
     """
     if not any(can_be_dead(step) for _, scores in attention_scores(model) for _, step in scores.steps()):
         return ()
@@ -108,12 +107,11 @@ def dead_masks(model: Model) -> tuple[tuple[str, str], ...]:
 
 
 def can_be_dead(step: Step) -> bool:
-    """Return whether a step is a mask, or a decay that leaves prefix tokens without a bias."""
     return step.role == "mask" or isinstance(step, PrefixBias)
 
 
 def _neutral(step: Step) -> float:
-    """Return the entry that does not change the scores: 1 for a step that multiplies, 0 for a step that adds."""
+    """Return the entry that does not change the scores."""
     return 0.0 if step.operation == "add" else 1.0
 
 
@@ -123,10 +121,7 @@ def _has_neutral_and_other_entries(step: Step) -> bool:
 
 
 class _RandomMask(Step):
-    """A mask with random values in place of all entries ≠ 1 of a trained mask, or of all entries ≠ 0 of a decay.
-
-    applied: a list that the mask adds itself to in each forward pass, so that the list has the order of the masks.
-    """
+    """A mask with random values in place of the entries that are not neutral.  ``applied``: the masks as they run."""
 
     role = "mask"
 

@@ -28,9 +28,7 @@ def pad_heads(model: nn.Module) -> tuple[str, ...]:
     The pass adds zero rows to the Q, K and V projections and zero columns to the output projection. The result is
     exact, because all additional summands are 0. The scale stays d^(−1/2).
     Unchanged: attentions without an output projection, which would have to cut the padding off.
-    Returns the names of the changed attentions.
-    Errors: FoldError when Q, K and V are already separate projections, or when padding changed the number of nonzero
-    weights of the output projection.
+    Errors: FoldError when Q, K and V are already separate projections, or when a nonzero weight got lost.
     """
     changed = []
     for name, attention in masked_attentions(model):
@@ -78,7 +76,7 @@ def separate_projections(model: nn.Module) -> tuple[str, ...]:
     With a stacked projection, the engine builder moves the Split before the matrix product, dequantises the weights,
     and runs the matrix product in half precision (measured in tensorrt-rtx 1.7.1). With separate projections, it merges
     the matrix products and runs the merged product in int8 or fp8.
-    Ensures: every weight is unchanged bit for bit.  Returns the names of the changed attentions.
+    Ensures: every weight is unchanged bit for bit.
     """
     changed = []
     for name, module in model.named_modules():

@@ -47,11 +47,9 @@ def narrow_last_block(model: Model) -> tuple[str, ...]:
     norm(x)), and W and b belong to the second linear layer of the mlp.
     Unchanged: a network without `Family.last_block`, for example because a norm between the block and the mean does not
     commute with the mean.
-    The block then outputs a single token, which class-token pooling and mean pooling return unchanged. Returns the name
-    of the block.
+    The block then outputs a single token, which class-token pooling and mean pooling return unchanged.
     Ensures: in float64 the new block outputs the first token, or the mean of the tokens, of the old block, up to
     rounding.
-    Errors: FoldError when the outputs differ.
     """
     last = family_of(model.spec).last_block(model.spec)
     if last is None:
@@ -77,16 +75,6 @@ def narrow_last_block(model: Model) -> tuple[str, ...]:
     return (name,)
 
 
-__all__ = [
-    "SCORE_PASSES",
-    "FoldedConstant",
-    "FoldedModel",
-    "engine_passes",
-    "fold",
-    "fold_for_engines",
-    "folding_passes",
-]
-
 SCORE_PASSES: tuple[FoldingPass, ...] = (
     fold_scales,
     fold_masks,
@@ -109,7 +97,6 @@ def folding_passes(spec: ModelSpec) -> tuple[FoldingPass, ...]:
 def engine_passes(spec: ModelSpec, *, padded: bool = True, quantized: bool = False) -> tuple[FoldingPass, ...]:
     """Return the passes that make a folded model fit the fused attention kernels of GPU engines.
 
-    padded: also pad head dims for which fused kernels need copies or do not exist.
     quantized: also split the stacked projections of Q, K and V, for int8 and fp8.
     """
     return (
@@ -121,12 +108,10 @@ def engine_passes(spec: ModelSpec, *, padded: bool = True, quantized: bool = Fal
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FoldedConstant:
-    """The constant that folding stored for a step of an attention.
+    """The constant that folding stored for a step of an attention, such as ``before.mask``.
 
-    layer: the name of the attention.  step: the name of the step, such as ``before.mask``.
     trained: the matrix of the trained step.
-    constant: the matrix in the folded model. If the scale d^(−1/2) was merged into a mask M, this matrix is
-    M · d^(−1/2).
+    constant: the matrix in the folded model: M · d^(−1/2) if the scale was merged into a mask M.
     """
 
     layer: str
@@ -138,10 +123,9 @@ class FoldedConstant:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FoldedModel:
-    """A folded model.
+    """A folded model, with the constants of all remaining steps in the order in which the model applies them.
 
     passes: name of a pass → names of the modules or parameters that the pass changed.
-    constants: the constants of all remaining steps, in the order in which the model applies the steps.
     """
 
     model: Model
@@ -159,11 +143,9 @@ class FoldedModel:
 
 @torch.no_grad()
 def fold(model: Model, *, in_place: bool = False) -> FoldedModel:
-    """Run every folding pass on a copy of ``model``; ``model`` itself does not change.
+    """Run every folding pass on a copy of ``model``, or on ``model`` itself with ``in_place``, which saves its memory.
 
-    in_place: True to fold ``model`` itself, without the memory of a copy.
-    Errors: FoldError when the requirements or the end state of a pass do not hold, or when a step remains that no pass
-    folds.
+    Errors: FoldError when the requirements or the end state of a pass do not hold, or when no pass folds a step.
     """
     trained = {key: step.matrix().detach().clone() for key, step in _steps(model).items()}
     folded = (model if in_place else copy.deepcopy(model)).requires_grad_(False)
@@ -187,11 +169,7 @@ def fold(model: Model, *, in_place: bool = False) -> FoldedModel:
 
 @torch.no_grad()
 def fold_for_engines(folded: FoldedModel, passes: Sequence[FoldingPass] | None = None) -> FoldedModel:
-    """Run the passes for GPU engines on a copy of a folded model.
-
-    passes: by default `engine_passes`.
-    Errors: FoldError when the requirements or the end state of a pass do not hold.
-    """
+    """Run the passes for GPU engines, by default `engine_passes`, on a copy of a folded model."""
     model = copy.deepcopy(folded.model)
     passes = engine_passes(model.spec) if passes is None else passes
     changed = {run.__name__: run(model) for run in passes}

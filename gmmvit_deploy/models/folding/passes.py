@@ -29,9 +29,7 @@ _WORDS: dict[Role, str] = {"mask": "mask", "score_bias": "bias", "scale": "scale
 
 @torch.no_grad()
 def fold_scales(model: nn.Module) -> tuple[str, ...]:
-    """Replace each trained scale by a constant.  A scale that is already a constant stays unchanged.
-
-    T = temperature, or T = exp(temperature)  →  the same T, stored as a constant
+    """Replace each trained scale by a constant: T = temperature, or T = exp(temperature)  →  the same T, stored.
 
     Requirements and end state: as for `fold_masks`.
     """
@@ -54,9 +52,7 @@ def fold_masks(model: nn.Module) -> tuple[str, ...]:
 
 @torch.no_grad()
 def fold_biases(model: nn.Module) -> tuple[str, ...]:
-    """Replace each bias B, which is added to the scores, by a constant, so that no table is read at run time.
-
-    B = table[index] + shift mask  →  the same B, stored as a constant
+    """Replace each bias by a constant: B = table[index] + shift mask  →  the same B, stored.
 
     Requirements and end state: as for `fold_masks`, but a bias may have entries −∞ if the step allows them.
     """
@@ -130,10 +126,7 @@ def merge_scale_into_mixing(model: nn.Module) -> tuple[str, ...]:
 
 
 def merge_scale_into(role: Role, name: str, scores: AttentionScores) -> bool:
-    """Merge each scale of an attention into the next step, if the next step has the role ``role``.
-
-    Returns True if a scale was merged.  Errors: FoldError when the scale or the step of ``role`` is not folded yet.
-    """
+    """Merge each scale of an attention into the next step, if this has the role ``role``; return True if one did."""
     merged = False
     while pair := _adjacent(scores, "scale", role):
         (scale_name, scale), (next_name, following) = pair
@@ -168,7 +161,6 @@ def require_constant_steps(model: nn.Module) -> None:
 
 
 def _fold_role(model: nn.Module, role: Role) -> tuple[str, ...]:
-    """Replace every step of ``role`` by a constant that equals the ``matrix()`` of the step bit for bit."""
     changed = []
     for name, scores in attention_scores(model):
         trained = [
@@ -225,7 +217,6 @@ def merge_temperature_into_query(model: nn.Module) -> tuple[str, ...]:
     whose Q projection is not a linear layer.
     Ensures: no temperature is the first step of an attention with a linear Q projection, and in float64 the new Q
     projection gives the old Q times the temperatures, up to rounding.
-    Returns the names of the changed attentions.
     """
     changed = []
     for name, scores in attention_scores(model):

@@ -68,9 +68,8 @@ class AnsweredNetwork(Model):
         return f"{self.package} model {self.spec.description}"
 
     def answer_calls(self, masked: Mapping[str, Placement] | None = None) -> None:
-        """Replace the fused attention function in each module that calls the function once in a forward pass.
+        """Replace the fused attention function in each module that calls it once; the exporter decomposes other calls.
 
-        The exporter decomposes every other call.
         masked: path of an attention → the grid of its tokens, for the attentions with the mask of the spec.
         Errors: SpecError when a call masks the future, when heads of Q share K and V, or when the network does not take
         images of the spec.
@@ -146,8 +145,7 @@ def require_equal_logits(model: AnsweredNetwork, *, hint: str) -> None:
     """Check the shape of the logits (or features) of two random images, and, for a model without masks and heads of
     ours, that the float64 logits equal those of the unchanged network of the package with the same weights.
 
-    hint: what to do if the shape is another.
-    Errors: SpecError when the shape or the logits differ.
+    hint: what to do if the shape is another.  Errors: SpecError when the shape or the logits differ.
     """
     spec = model.spec
     images = torch.randn(2, *input_shape(spec), generator=torch.Generator().manual_seed(0))

@@ -46,8 +46,7 @@ class Mlp(nn.Sequential):
 class PreNormBlock(nn.Module):
     """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    gives: the output of the block: ``tokens`` for all tokens, ``first`` for only the first token, ``mean`` for the mean
-    of the tokens. Only `folding.last_block` sets ``first`` or ``mean``.
+    gives: all tokens, or, after `folding.fold.narrow_last_block`, only the first token or the mean of the tokens.
     """
 
     gives: Literal["tokens", "first", "mean"]
@@ -95,10 +94,7 @@ BATCH_NORM_EPS = 1e-5
 
 
 class BatchNorm(nn.Module):
-    """BatchNorm in evaluation: y = weight · (x − running_mean) / √(running_var + eps) + bias, for each feature.
-
-    Unlike `torch.nn.BatchNorm2d`, the module has no counter of batches, which evaluation does not read.
-    """
+    """BatchNorm in evaluation: y = weight · (x − running_mean) / √(running_var + eps) + bias, for each feature."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -121,3 +117,13 @@ class BatchNorm(nn.Module):
         """Return (s, t) with y = s · x + t for each feature, in float64."""
         scale = self.weight.double() / (self.running_var.double() + self.eps).sqrt()
         return scale, self.bias.double() - scale * self.running_mean.double()
+
+
+def with_other_epsilon(model: nn.Module, norms: type[nn.Module] = BatchNorm) -> bool:
+    """Make a mistake: give each norm the default epsilon of another framework, 1e-3.  Return False without norms."""
+    changed = False
+    for norm in model.modules():
+        if isinstance(norm, norms):
+            norm.eps = 1e-3  # type: ignore[assignment]  # nn.Module types every attribute as a tensor or module
+            changed = True
+    return changed

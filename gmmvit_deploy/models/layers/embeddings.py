@@ -27,10 +27,9 @@ _PREFIXES = (0, 1, 2)  # a class token, a class and a distillation token; a netw
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PatchFilters:
-    """The filters of a patch embedding.
+    """The filters (D, V · c, rows, columns) of a patch embedding, view after view.
 
     name: the name of the layer.  views: V, the number of images that the layer reads together: 1, or 5 with SPT.
-    filters: (D, V · c, rows, columns), view after view.
     """
 
     name: str
@@ -40,10 +39,9 @@ class PatchFilters:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PositionEmbeddings:
-    """Position embeddings of the tokens.
+    """Position embeddings (prefix + rows · columns, D), first of the prefix tokens, then of the patches.
 
-    name: the name of the tensor.  positions: (prefix + rows · columns, D), first the prefix tokens, then the patches.
-    grid: (rows, columns) of the patches.  prefix: the number of prefix tokens, such as a class token.
+    name: the name of the tensor.  grid: (rows, columns).  prefix: the number of prefix tokens, such as a class token.
     stored: False if the network computes the tensor from its sizes, so that no checkpoint stores the tensor.
     """
 
@@ -111,9 +109,8 @@ def _place(model: Model, tokens: int) -> tuple[tuple[int, int], int] | None:
 def flatten_channel_first(model: nn.Module) -> bool:
     """Make a model compute what the same weights give on patches that are flattened as (channel, row, column).
 
-    The linear layers of this package read patches in the order (row, column, channel), as vit-pytorch and the code of
-    SPT and LSA do. A convolution has the other order, so copies of these networks often confuse the two.
-    Returns True if the model changed.
+    Linear patch embeddings read (row, column, channel), as in vit-pytorch and the code of SPT and LSA; a convolution
+    has the other order, so copies of these networks often confuse the two.  Returns True if the model changed.
     """
     changed = False
     for module in model.modules():

@@ -31,9 +31,9 @@ Methods: TypeAlias = Callable[..., Mapping[str, Any]]
 
 
 def replace_methods(module: nn.Module, methods: Methods, *arguments: str) -> None:
-    """Change the class of ``module`` to a subclass with the methods that ``methods`` returns.
+    """Change the class of ``module``, of another package, to a subclass with the methods that ``methods`` returns.
 
-    arguments: the further arguments of ``methods``.  ``isinstance`` with the original class still holds.
+    Copies and pickled modules keep the subclass: it pickles as the original class, ``methods`` and its ``arguments``.
     """
     original: Any = type(module)
     module.__class__ = _subclass(original, methods, arguments)
@@ -62,10 +62,8 @@ DRY_IMAGES = 2
 class FusedCall:
     """A call of the fused attention function in a forward pass of a network.
 
-    module: the path of the module that calls the function.
-    query, key: the shapes of Q and K, for example (batch, heads, tokens, head dim).
-    bias: the shape of the call's ``attn_mask``, or None without ``attn_mask``.
-    scale: the factor of Q Kᵀ: the call's ``scale``, or d^(−1/2) with the head dim d.
+    module: the path of the module that calls the function.  query, key: the shapes of Q and K.
+    bias: the shape of the call's ``attn_mask``, or None.  scale: the factor of Q Kᵀ.
     """
 
     module: str
@@ -116,8 +114,7 @@ class AnsweredAttention(nn.Module):
     """Compute after(softmax(before(Q Kᵀ))) V for a call of the fused attention function.
 
     scores: a step `PassedBias` adds the call's ``attn_mask``.
-    windows: the number of windows in an image if ``attn_mask`` differs between them, else None. Window w of image b has
-    the index b · windows + w in the first dimension of Q.
+    windows: the number of windows in an image if ``attn_mask`` differs between them, else None.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product"}
@@ -128,11 +125,7 @@ class AnsweredAttention(nn.Module):
         self.windows = windows
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dropout: float = 0.0) -> Tensor:
-        """Return the attention's output, in the shape of Q.
-
-        query, key, value: (batch, heads, tokens, head dim), or (batch · windows, heads, tokens, head dim) with windows.
-        bias: the call's ``attn_mask``, or None.  dropout: the share of attention weights that training drops.
-        """
+        """Return the attention's output, in the shape of Q: (batch [· windows], heads, tokens, head dim)."""
         if self.windows is not None:
             query, key, value = (part.unflatten(0, (-1, self.windows)) for part in (query, key, value))
             bias = None if bias is None else bias.unflatten(0, (-1, self.windows))
@@ -147,11 +140,8 @@ class AnsweredAttention(nn.Module):
 
 
 def answer_fused_call(attention: nn.Module, name: str, answer: nn.Module) -> None:
-    """Make ``attention`` call ``answer`` in place of the fused attention function.
+    """Make ``attention``, which calls the fused attention function once, call its new submodule ``answer`` instead.
 
-    attention: a module whose forward calls the function exactly once. It can still be copied, trained, compiled and
-    pickled, and ``isinstance`` still returns True.
-    name: the name under which ``answer`` becomes a submodule of ``attention``.
     answer: a module with the signature of `AnsweredAttention.forward`.
     """
     attention.add_module(name, answer)
@@ -201,7 +191,7 @@ def fused_calls(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[
 class DryRun:
     """The shapes of a forward pass, in the order of the pass.
 
-    calls: of the fused attention function.  inputs: path of a module → the shape of its first tensor.
+    inputs: path of a module → the shape of its first tensor.
     maps: (height, width) of every feature map that a convolution or a pooling returned.
     softmaxes: (path of the module, shape) of every softmax over the last dimension.
     """
@@ -216,7 +206,6 @@ class DryRun:
 def dry_run(network: nn.Module, image_shape: tuple[int, int, int]) -> DryRun:
     """Run a copy of ``network`` on two images on PyTorch's meta device, which computes shapes and no values.
 
-    image_shape: (channels, height, width).
     Errors: SpecError when an attention calls the fused attention function with ``is_causal`` or ``enable_gqa``.
     """
     shapes_only = copy.deepcopy(network).to("meta").eval()

@@ -68,7 +68,7 @@ class PatchEmbedding(nn.Module):
 
 
 class NormedPatchEmbedding(PatchEmbedding):
-    """A `PatchEmbedding` with a norm of the patch before the linear layer, and a norm of the token after the layer."""
+    """A `PatchEmbedding` with norms around the linear layer."""
 
     def __init__(self, patch_size: int, dim: int, *, channels: int) -> None:
         super().__init__(patch_size, dim, channels=channels)
@@ -104,9 +104,7 @@ class ShiftedViews(nn.Module):
 class ShiftedPatches(nn.Module):
     """Apply LayerNorm and a linear layer to each m × m patch of the image and its four shifted copies.
 
-    side: m, the side of a patch; the copies are shifted by m // 2.  dim: D, the width of the tokens.
-    role: the role of the linear layer: ``embedding`` for patches of an image.
-    forward: (B, c, h, w) → (B, h·w / m², D), tokens row by row.
+    side: m; the copies are shifted by m // 2.  dim: D, the width of the tokens.
     """
 
     view_count: ClassVar[int] = VIEWS
@@ -132,12 +130,10 @@ class ShiftedPatches(nn.Module):
 
 
 class ShiftedMerging(nn.Module):
-    """Shifted patch tokenisation of a grid of tokens: patches of 2×2 tokens of width D become tokens of width 2D.
+    """Shifted patch tokenisation of a grid of tokens: (B, g², D), row by row → (B, g²/4, 2D).
 
     A patch is a list of whole tokens, so a gather with constant indices makes all patches. It moves less memory than
     shifted copies with the features as channels.
-    picked: as `picked_tokens` returns.
-    forward: (B, g², D), tokens row by row → (B, g²/4, 2D).
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"pad": "shape", "constant_pad_nd": "shape"}
@@ -158,8 +154,7 @@ class ShiftedMerging(nn.Module):
 def picked_tokens(grid: int) -> Int[Tensor, " places"]:
     """Return the indices of the tokens in the patches of 2×2 tokens of a grid and its four shifted copies.
 
-    The order is (patch, row, column, view). The index grid², of a row of zeros behind the tokens, stands for a place
-    outside of the grid.
+    The order is (patch, row, column, view). The index grid², of a row of zeros, stands for a place outside of the grid.
     """
     inside = torch.arange(1, grid**2 + 1, dtype=torch.float32).reshape(1, 1, grid, grid)  # 0: outside of the grid
     patches = flat_patches(ShiftedViews(1)(inside), 2).flatten().long()
@@ -186,10 +181,9 @@ def unfolded_filters(weight: Float[Tensor, "dim width"], side: int) -> Float[Ten
 
 
 class UnfoldConvolution(nn.Module):
-    """An `Unfold` as a depthwise convolution with side² filters for each channel.
+    """An `Unfold` as a depthwise convolution with side² one-hot filters for each channel, which is exact.
 
-    The result is exact: each filter multiplies a value by 1 and adds zeros. Every runtime supports convolutions; an
-    exported unfold operation would consist of index arithmetic and Gather operators.
+    Every runtime supports convolutions; an exported unfold operation would be index arithmetic and Gather operators.
     """
 
     def __init__(self, unfold: Unfold, channels: int) -> None:
@@ -216,10 +210,9 @@ class UnfoldConvolution(nn.Module):
 
 @torch.no_grad()
 def unfolds_as_convolutions(name: str, unfolds: nn.ModuleList, channels: Sequence[int]) -> tuple[str, ...]:
-    """Replace each `Unfold` of a list by a convolution with one-hot filters.
+    """Replace each `Unfold` of a list by a convolution, and return the names of the replaced modules.
 
     name: of the list in the model.  channels: of the lattice that each entry unfolds.
-    Returns the names of the replaced modules.
     Errors: FoldError when a convolution and its `Unfold` differ on random inputs in any bit.
     """
     changed = []

@@ -21,16 +21,6 @@ from torch import nn
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.models.layers.fused_call import DRY_IMAGES, DryRun, FusedCall, dry_run, use_fused_calls
 
-__all__ = [
-    "Placement",
-    "Refusal",
-    "TokenGrids",
-    "placements",
-    "require_placements",
-    "token_grids",
-    "unknown_grids",
-]
-
 _Size: TypeAlias = "tuple[int, int]"
 
 _WINDOW_ATTRIBUTES = ("window_size", "partition_size", "ws")  # where timm's modules store the size of a window
@@ -44,11 +34,8 @@ class Placement:
     module: the path of the attention module in the network.
     prefix: the number of tokens before the grid, for example a class token.
     grid: (rows, columns); the tokens of the grid are numbered row by row.
-    heads: H, the number of heads.
-    unit: the distance between neighbours of the grid in positions of the feature map, for rows and for columns: (1, 1),
-    except for a dilated grid, for example in the grid attention of MaxViT. A mask measures distances in steps of the
-    grid.
-    call: the call of the fused attention function.
+    unit: how many rows and columns of the feature map lie between neighbours of the grid: (1, 1), except for a dilated
+    grid, for example in the grid attention of MaxViT. A mask measures distances in steps of the grid.
     """
 
     module: str
@@ -78,10 +65,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenGrids:
-    """The result of a dry run.
+    """The attentions of a dry run, in its order: those that can take a mask, and those that cannot.
 
-    placements: the attentions that can take a mask, in the order of the run.
-    refusals: the attentions between tokens that cannot take a mask.
     poolings: the paths of the attentions of a single token to all tokens. A mask on distances does not apply to them.
     """
 
@@ -93,7 +78,6 @@ class TokenGrids:
 def placements(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[Placement, ...]:
     """Return the placement of every attention between the tokens of ``network``.
 
-    image_shape: (channels, height, width).
     Errors: SpecError when an attention cannot take a mask, with a reason for each class of attention, and when the
     network has no attention that can take a mask.
     """
@@ -120,7 +104,6 @@ def require_placements(network: nn.Module, grids: TokenGrids) -> tuple[Placement
 def token_grids(network: nn.Module, image_shape: tuple[int, int, int], *, only_this_shape: bool = False) -> TokenGrids:
     """Run ``network`` once without data, and return the grids and the refusals.  ``network`` does not change.
 
-    image_shape: (channels, height, width).
     only_this_shape: True if all images have this shape, so that a network for images of any size is not refused.
     Errors: SpecError when an attention calls the fused attention function with ``is_causal`` or ``enable_gqa``.
     """
@@ -278,15 +261,9 @@ class _Rule:
             path = path.rpartition(".")[0]
 
     def _unit(self, call: FusedCall, grid: _Size) -> _Size:
-        """Return how many positions of the feature map lie between neighbours of the grid.
-
-        The positions of a dilated grid are spread over the whole feature map; the other positions form further grids,
-        which take part as further rows of the batch.
-        """
+        """Return `Placement.unit`.  The other positions of a dilated grid are further grids, as rows of the batch."""
         for path, owner in self._owners(call.module):
-            parallel = (
-                call.module == f"{path}.attn_grid"
-            )  # MaxViT's block with a window and a dilated grid side by side
+            parallel = call.module == f"{path}.attn_grid"  # MaxViT's block with a window beside a dilated grid
             dilated = hasattr(owner, "partition_size") and not getattr(owner, "partition_block", not parallel)
             spread = hasattr(owner, "patch_area")  # MobileViT: attention between equal positions of all patches
             if not (dilated or spread):

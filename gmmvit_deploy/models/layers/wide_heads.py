@@ -35,8 +35,8 @@ class WideHeads(nn.Module):
     """Base class of an attention with wide heads.
 
     scores: softmax and the steps before softmax that all heads share, without head mixing.
-    queries, keys, values: the factors (H, 1, H·d) by which each head multiplies the projections for Q, K and V; those
-    of ``keys`` are 1, because fused kernels require a separate K for each head.
+    queries, keys, values: the factors (H, 1, H·d) by which each head multiplies the projections; those of ``keys`` are
+    1, because fused kernels require a separate K for each head.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {
@@ -70,10 +70,7 @@ class WideHeads(nn.Module):
     def attended(
         self, query: Float[Tensor, "batch i inner"], key: Float[Tensor, "batch j inner"], value: Tensor
     ) -> Float[Tensor, "batch i inner"]:
-        """Return the output of the attention before the output projection.
-
-        query, key, value: the projections, not split into heads; inner = H·d.
-        """
+        """Return the output before the output projection, for projections that are not split into heads."""
         query, key, value = (part.unsqueeze(1) for part in (query, key, value))
         weights = self.scores.weights(query * self.queries, key * self.keys)
         return (weights @ (value * self.values)).sum(dim=1)

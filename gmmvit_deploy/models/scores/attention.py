@@ -109,8 +109,7 @@ def scaled_scores(
 ) -> AttentionScores:
     """Return the scores of the most common attention, softmax(M ∘ (Q Kᵀ · factor) + B).
 
-    factor: usually d^(−1/2), with d the head dim.  mask: the step that multiplies by M; None omits M.
-    bias: the step that adds B; None omits B.  scales_query: True multiplies Q by the factor in place of Q Kᵀ.
+    factor: usually d^(−1/2), with d the head dim.  scales_query: True multiplies Q by the factor in place of Q Kᵀ.
     """
     return AttentionScores({"scale": Scale(factor, scales_query=scales_query), "mask": mask, "bias": bias})
 

@@ -35,13 +35,9 @@ def relative_position_index(window: int) -> Int[Tensor, "n n"]:
 
 
 def shift_mask(grid: int, window: int, shift: int) -> Float[Tensor, "windows n n"]:
-    """Return the term that Swin adds to the scores of tokens i and j of each window of a rolled image.
-
-    The term is 0 for two tokens from the same region of the image, and −100 for two tokens from different regions.
-    """
+    """Return what Swin adds to the scores of two tokens of a window of a rolled image: −100 across the image's edge."""
     edges = torch.arange(grid)
-    # Each side has three bands: the windows before the last window, the rest of the last window, and the part that was
-    # rolled over.
+    # The bands of a side: windows before the last one, the rest of the last window, and the part that was rolled over.
     band = (edges >= grid - window).long() + (edges >= grid - shift).long()
     region = band[:, None] * 3 + band[None, :]
     side = grid // window
@@ -53,8 +49,8 @@ def shift_mask(grid: int, window: int, shift: int) -> Float[Tensor, "windows n n
 class WindowBias(Add):
     """Swin's relative position bias and shift mask: B[w,h,i,j] = table[index[i,j], h] + outside[w,i,j].
 
-    table: ((2·window−1)², H).  index: as `relative_position_index` returns.  outside: as `shift_mask` returns; None if
-    windows are not shifted, in which case B is (H, n, n).
+    table: ((2·window−1)², H).  index: as `relative_position_index` returns.
+    outside: as `shift_mask` returns; None if windows are not shifted, in which case B is (H, n, n).
     """
 
     index: Tensor
@@ -94,7 +90,6 @@ class PassedBias(Add):
 
     `layers.fused_call.AnsweredAttention` sets ``passed`` before each forward pass.
     network: the network that holds this step, which computes B from tables or small mlps.
-    image_shape: (channels, height, width) of the network's images.
     """
 
     passed: Tensor | None
@@ -141,7 +136,7 @@ class PassedBias(Add):
 
     @torch.no_grad()
     def _passed_for(self, images: int, steps: set[PassedBias]) -> dict[PassedBias, Tensor]:
-        """Run the network on random images; return each bias that was passed, with the batch as the first dimension."""
+        """Return each bias that the network passes for random images, with the batch as the first dimension."""
         (network,) = self._network
         like = next(network.parameters())
         generator = torch.Generator().manual_seed(images)

@@ -126,12 +126,6 @@ def test_positions_that_do_not_fit_are_refused(positions: torch.Tensor, message:
         load_checkpoint(saved(tmp_path, tutorial_state() | {KEYS[0]: positions}), LoadHints(channels=1))
 
 
-def test_positions_under_both_names_are_refused(tmp_path: Path) -> None:
-    state = tutorial_state() | dict.fromkeys(KEYS, other_positions())
-    with pytest.raises(CheckpointError, match=r"unknown key positional_embeddings \(50, 8\)"):
-        load_checkpoint(saved(tmp_path, state), CASE.hints)
-
-
 @pytest.mark.parametrize("extra", [{}, {"pos_embed": torch.zeros(50, 8)}], ids=["without positions", "pos_embed"])
 def test_the_first_version_is_refused_by_name(extra: State, tmp_path: Path) -> None:
     state = {name: tensor for name, tensor in tutorial_state().items() if not name.startswith("blocks.")}

@@ -26,13 +26,15 @@ def _mixing_transposed(*sides: str) -> Callable[[Model], bool]:
     """Return a function that transposes the head mixings.  sides: ``before`` softmax, ``after`` softmax, or both."""
 
     def make(model: Model) -> bool:
-        changed = False
-        for _, scores in attention_scores(model):
-            for name, step in list(scores.steps()):
-                if isinstance(step, HeadMixing) and name.partition(".")[0] in sides:
-                    scores.put(name, HeadMixing(step.weight.detach().transpose(0, 1).contiguous()))
-                    changed = True
-        return changed
+        mixings = [
+            step
+            for _, scores in attention_scores(model)
+            for name, step in scores.steps()
+            if isinstance(step, HeadMixing) and name.partition(".")[0] in sides
+        ]
+        for mixing in mixings:
+            mixing.transpose()
+        return bool(mixings)
 
     return make
 

@@ -9,7 +9,7 @@ class blocks:  the same formulas for the class token only; K and V are computed 
 M is the mask (patch blocks only), and d is the head dim. W_pre and W_post are (heads, heads) matrices that mix the
 heads. γ is the factor of LayerScale for each feature.
 
-SPT replaces the patch embedding (`layers.shifted_patches`). LSA replaces d^(−1/2) by a learned temperature t[h], and in
+SPT replaces the patch embedding (`layers.patches`). LSA replaces d^(−1/2) by a learned temperature t[h], and in
 the patch blocks the scores of the tokens with themselves by −1e-9, before the first head mixing:
 
 scores:        S' = W_preᵀ · ((1 − I) ∘ (t[h] · Q Kᵀ) − 1e-9 · I)
@@ -45,10 +45,7 @@ REMAINDER = "remainder"
 
 
 class TalkingHeadsAttention(nn.Module):
-    """Attention with head mixing before and after softmax.  Q is computed from ``x``, K and V from ``context``.
-
-    before: name → step, for the steps on Q Kᵀ before the first head mixing, such as scale and mask.
-    """
+    """Attention with head mixing before and after softmax.  Q is computed from ``x``, K and V from ``context``."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product"}
 

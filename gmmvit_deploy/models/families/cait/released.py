@@ -43,12 +43,7 @@ from gmmvit_deploy.models.sources.released import (
     spt_lsa_source,
     temperature_heads,
 )
-from gmmvit_deploy.models.sources.shapes import (
-    Shapes,
-    image_of_patches,
-    infer_heads,
-    infer_mask,
-)
+from gmmvit_deploy.models.sources.shapes import Shapes, image_of_patches, infer_heads, infer_mask
 from gmmvit_deploy.models.sources.source import CheckpointSource, tensors_of_layers
 from gmmvit_deploy.models.specs import MaskSpec
 

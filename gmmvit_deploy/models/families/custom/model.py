@@ -29,10 +29,7 @@ _BATCH = 2
 
 
 class CustomModel(Model):
-    """Images (B, c, S, S), normalised, float32 → logits (B, C), by a module of the user's own class.
-
-    network: the user's module.
-    """
+    """Images (B, c, S, S), normalised, float32 → logits (B, C), by a module of the user's own class."""
 
     foreign: ClassVar[bool] = True
     spec: CustomSpec
@@ -58,10 +55,9 @@ class CustomModel(Model):
 
 
 def build(spec: CustomSpec) -> CustomModel:
-    """Build the user's class.  Requires: `permit` was called for the user's file.
+    """Build the user's class.  Errors: InputError when it cannot be built, or `permit` was not called for the file.
 
     The class is built on the CPU even under ``torch.device("meta")``, because a constructor may read values of tensors.
-    Errors: InputError when `permit` was not called for the file, or when the class cannot be built.
     """
     file = permitted_file(spec)
     with torch.device("cpu"):
@@ -75,9 +71,7 @@ def build(spec: CustomSpec) -> CustomModel:
 def _answerable_calls(file: OwnFile, network: nn.Module, shape: tuple[int, int, int]) -> list[FusedCall]:
     """Return the calls that can be answered: calls without ``attn_mask``, in modules that make a single call.
 
-    Every other call stays as it is: the exporter decomposes the function. If the network cannot run on tensors without
-    data, for example because it reads values of tensors, no call is answered.
-    shape: (channels, height, width) of an image.
+    The exporter decomposes every other call. No call is answered if the network cannot run on tensors without data.
     """
     try:
         with errors_of_file(file, "the network cannot run without data"):
@@ -93,10 +87,8 @@ def _answerable_calls(file: OwnFile, network: nn.Module, shape: tuple[int, int, 
 
 
 def classes_of(file: OwnFile, name: str, network: nn.Module, shape: tuple[int, int, int]) -> int:
-    """Return C, the number of classes, from the logits of two random images.
+    """Return C, the number of classes, from the logits of two random images, also in float64, which parity needs.
 
-    The class also computes the logits in float64, which parity needs as the reference.
-    shape: (channels, height, width) of an image.
     Errors: InputError when the class raises an exception, when the output is not a tensor (2, C) of logits, or when the
     logits of an image depend on the other image.
     """

@@ -25,10 +25,7 @@ _MODULES: dict[str, ModuleType] = {}  # SHA-256 → module; a file runs once in 
 
 
 def class_of_file(file: OwnFile, name: str) -> type[nn.Module]:
-    """Run the file, unless this process has run the file already, and return the class with this name.
-
-    Errors: InputError when the file raises an exception, has no such class, or the class is no ``torch.nn.Module``.
-    """
+    """Run the file once in this process, and return its ``torch.nn.Module`` class with this name, or InputError."""
     if file.sha256 not in _MODULES:
         _MODULES[file.sha256] = _run(file)
     module = _MODULES[file.sha256]
@@ -67,10 +64,7 @@ def _run(file: OwnFile) -> ModuleType:
 
 
 def network_of_class(file: OwnFile, name: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """Build the class ``name`` of the file with these arguments.
-
-    Errors: as `class_of_file`, and InputError when the class does not take the arguments or raises an exception.
-    """
+    """Build the class ``name`` of the file with these arguments, or InputError."""
     own_class = class_of_file(file, name)
     try:
         signature = inspect.signature(own_class)
@@ -95,9 +89,8 @@ def network_of_class(file: OwnFile, name: str, arguments: Mapping[str, Any]) -> 
 def _separate(network: nn.Module) -> None:
     """Give each parameter and buffer memory of its own, as moving the network to a GPU does.
 
-    A constructor can make a parameter a view of another parameter, such as the transposed weight. In a network that was
-    trained on a GPU, the values of the two differ. Loading such values into shared memory would overwrite the first.
-    A parameter with two names stays a single parameter.
+    Where a constructor makes a parameter a view of another, such as the transposed weight, training on a GPU gives the
+    two different values, and loading them into shared memory would overwrite the first.
     """
     used: set[int] = set()
     for tensor in (*network.parameters(), *network.buffers()):

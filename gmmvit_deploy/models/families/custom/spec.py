@@ -13,12 +13,7 @@ from gmmvit_deploy.models.specs import ModelSpec, require
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomSpec(ModelSpec):
-    """The file, the class and the arguments that a user named when the checkpoint was exported.
-
-    code_file: the name of the file, without folders, for messages.  code_sha256: the SHA-256 of the file.
-    class_name: the name of the class in the file.
-    model_args: the arguments of the class by name, as JSON values.
-    """
+    """The file, without folders, the class and its arguments, as JSON values, that a user named at export."""
 
     family: ClassVar[str] = "custom"
     code_file: str
@@ -43,11 +38,7 @@ class CustomSpec(ModelSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnFile:
-    """A Python file that the user named.
-
-    path: the path as the user typed it.  sha256: the SHA-256 of ``source``.
-    source: the content of the file. Exactly these bytes are run, so the hash is that of the code that runs.
-    """
+    """A Python file that the user named, by the path as typed, and its content: exactly the bytes that are run."""
 
     path: str
     sha256: str

@@ -25,7 +25,6 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
-    """Replace each `Unfold` by a convolution with one-hot filters, which computes the same values bit for bit."""
     if not isinstance(model, EANet):
         return ()
     return unfolds_as_convolutions("unfolds", model.unfolds, model.unfolded_channels)

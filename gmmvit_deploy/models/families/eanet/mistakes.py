@@ -5,12 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gmmvit_deploy.models.families.eanet.model import (
-    SLOT_SUM_EPS,
-    ExternalAttention,
-    SlotWeights,
-    TokenTransformer,
-)
+from gmmvit_deploy.models.families.eanet.model import SLOT_SUM_EPS, ExternalAttention, SlotWeights, TokenTransformer
 from gmmvit_deploy.models.families.family import Mistake
 from gmmvit_deploy.models.layers.model import Model
 
@@ -34,10 +29,7 @@ class _NoSlotSum(SlotWeights):
 
 @torch.no_grad()
 def _softmax_over_slots_without_biases(model: Model) -> bool:
-    """Make the mistake in a network without the biases that folding drops.
-
-    A softmax over the slots does not ignore these biases, so the mistake in a folded graph gives other logits.
-    """
+    """As in a folded graph, without the biases that folding drops: a softmax over the slots does not ignore them."""
     for module in model.modules():
         if isinstance(module, ExternalAttention):
             for layer in (module.project, module.to_slots):

@@ -18,16 +18,12 @@ _PATCH = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EANetSpec(ModelSpec):
-    """EANet: token transformers with external attention on overlapping patches, followed by blocks with external
-    attention.
+    """EANet: token transformers on overlapping patches, then blocks, all with external attention.
 
-    dim, depth, mlp_dim: the sizes of the blocks.
-    heads: the number of heads that the released code is given; the attention has ``heads · expansion`` heads of
-    ``dim / heads`` features.
-    expansion: the width of the attention divided by ``dim``; 4 in the released code.
-    slots: the number of slots of the memories in the blocks; 64 in the released code.
-    token_dim, token_slots: the width of the token transformers, and the number of slots of their memories; the released
-    code has 128 slots.
+    heads: as the released code is given it; the attention has ``heads · expansion`` heads of ``dim / heads`` features.
+    expansion: the width of the attention divided by ``dim``.
+    slots, token_slots: the number of slots of the memories in the blocks, and in the token transformers.
+    token_dim: the width of the token transformers.
     """
 
     family: ClassVar[str] = "eanet"

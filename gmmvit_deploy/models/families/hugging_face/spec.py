@@ -16,8 +16,8 @@ class HuggingFaceSpec(ModelSpec):
     architecture: the name of the class, such as ``ViTForImageClassification``.
     config: the fields of ``config.json`` that describe the network, as JSON values; the defaults of transformers apply
     to all other fields.
-    image_width: the width of the images in pixels if it differs from the height, which is ``image_size``; else None.
-    The size is that of the images after the preprocessing, which can differ from ``image_size`` of ``config``.
+    image_width: the width of the images in pixels if it differs from the height, which is ``image_size``. The size is
+    that after the preprocessing, which can differ from ``image_size`` of ``config``.
     pool: the features of a backbone, whose spec has 0 classes: ``cls``, the class token of ``last_hidden_state``; or
     ``pooler`` or "", transformers' ``pooler_output``. It is "" if the user did not choose, and for a classifier.
     bgr: True if the network was trained with the channels in the order blue, green, red. Images are RGB everywhere: the

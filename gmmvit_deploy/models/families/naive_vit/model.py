@@ -34,10 +34,9 @@ from gmmvit_deploy.models.scores.step import Oddity
 
 
 class HeadwiseProjection(nn.Module):
-    """Compute Q, K and V with a separate linear map for each head.  The map reads only the d features of the head.
+    """Compute Q, K and V with a separate linear map for each head, which reads only the d features of the head.
 
-    weight: the weights (3, H, d, d), indexed [Q or K or V, head, input feature, output feature].
-    bias: the biases (3, H, d).
+    weight: (3, H, d, d), indexed [Q or K or V, head, input feature, output feature].  bias: (3, H, d).
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"matmul": "projection", "add": "bias"}
@@ -84,7 +83,6 @@ class NaiveViT(Model):
         return self.head(features), features
 
     def oddities(self) -> Iterator[tuple[str, Oddity]]:
-        """Yield a note if the stored positions are not the sinusoids."""
         largest = float((self.positions - sinusoidal_positions(self.spec.tokens, self.spec.dim)).abs().max())
         if largest > 0:
             what = (

@@ -39,10 +39,7 @@ _SIGNATURE = (r"linear_mapper\.weight$", r"(blocks\.0\.mhsa\.q_mappings\.0|ln1)\
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints, *, positions: str) -> NaiveViTSpec:
-    """Infer the spec from names and shapes.  ``hints`` give the channels of the images, and the side if needed.
-
-    positions: the name of the tensor with the stored positions, if the file holds positions.
-    """
+    """Infer the spec.  positions: the name of the tensor with the stored positions, if the file holds positions."""
     source = shapes.source
     _refuse_first_version(shapes)
     dim, values = shapes.of(f"{_MAPPER}.weight", rank=2)
@@ -76,17 +73,11 @@ def _refuse_first_version(shapes: Shapes) -> None:
 
 
 def _stored_grid(shapes: Shapes, name: str) -> int:
-    """Return the number of patches along a side of the image, from the number of stored positions."""
     tokens = shapes.of(name, rank=3 if shapes.tensors[name].dim() == 3 else 2)[-2]
     return shapes.grid(tokens - 1, where=f"{name}, without the class token,")
 
 
 def tensor_origins(spec: NaiveViTSpec, *, positions: str) -> TensorOrigins:
-    """Return a dict from name in the model to the key of the file, or to the conversion that computes the tensor.
-
-    positions: the name of the tensor with the stored positions, if the file holds positions.
-    """
-
     def channel_fastest(weight: Tensor) -> Tensor:
         """Reorder the input features of a weight: (D, channel · row · column)  →  (D, row · column · channel)."""
         patches: Tensor = weight.unflatten(1, (spec.channels, spec.patch_size, spec.patch_size))
@@ -126,10 +117,7 @@ def _stacked(*tensors: Tensor) -> Tensor:
 
 
 def _stacked_weights(*weights: Tensor) -> Tensor:
-    """Stack the weights with `_stacked` and transpose each weight to (input feature, output feature).
-
-    The linear layers in the file store (output feature, input feature).
-    """
+    """Stack the weights (output feature, input feature) of the file, each transposed."""
     return _stacked(*weights).transpose(-2, -1).contiguous()
 
 

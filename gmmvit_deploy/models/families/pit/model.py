@@ -6,7 +6,7 @@ pooling:  patches:      3×3 depthwise convolution of stride 2 that doubles the 
           class token:  linear layer that doubles the channels
 logits = head(norm(class token))
 
-SPT replaces the patch convolution, and the convolutions of the pooling (`layers.shifted_patches`). LSA replaces the
+SPT replaces the patch convolution, and the convolutions of the pooling (`layers.patches`). LSA replaces the
 steps on the scores (`scores.locality`), also in the row and column of the class token.
 """
 

@@ -32,12 +32,7 @@ from gmmvit_deploy.models.sources.released import (
     spt_lsa_source,
     temperature_heads,
 )
-from gmmvit_deploy.models.sources.shapes import (
-    Shapes,
-    infer_heads,
-    infer_mask,
-    mask_heads,
-)
+from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads, infer_mask, mask_heads
 from gmmvit_deploy.models.sources.source import tensors_of_layers
 
 _BLOCKS = r"layers\.0\.layers\.0\."

@@ -22,9 +22,8 @@ from gmmvit_deploy.models.specs import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PiTSpec(ModelSpec):
-    """PiT: a ViT with a class token in several stages.
+    """PiT: a ViT with a class token in several stages; each later stage halves the grid and doubles the width.
 
-    Between two stages, a strided convolution halves the grid of the patches and doubles the width.
     dim: the width of the first stage.  head_dim: the head dim, equal in all stages.
     depths, heads, mlp_dims: the number of blocks, the number of heads and the mlp width of each stage.
     spt: True for shifted patch tokenisation in place of the patch convolution and of the convolutions between stages.

@@ -8,7 +8,7 @@ logits = head(mean over tokens of norm(x))
 M is the Gaussian mixture mask of a window, d is the head dim, and D is the width of the stage. The shift mask is −100
 for two tokens that are in the same window only because of the shift, otherwise 0.
 
-SPT replaces the patch convolution and its norm, and the norm and projection between stages (`layers.shifted_patches`).
+SPT replaces the patch convolution and its norm, and the norm and projection between stages (`layers.patches`).
 LSA replaces d^(−1/2) by a learned temperature of each head, and masks the diagonal of the scores after the biases.
 """
 
@@ -106,7 +106,7 @@ def shifted_windows(grid: int, window: int, shift: int) -> Int[Tensor, " places"
 class PatchMerging(nn.Module):
     """Concatenate each 2×2 group of tokens, then apply LayerNorm (width 4D) and a linear layer to width 2D.
 
-    The tokens of a group are concatenated in the order (even row, even column), (odd, even), (even, odd), (odd, odd).
+    The order in a group is (even row, even column), (odd, even), (even, odd), (odd, odd).
     """
 
     def __init__(self, grid: int, dim: int) -> None:
@@ -180,9 +180,9 @@ def join_windows(model: nn.Module) -> tuple[str, ...]:
 
     Scores (B, W, H, n, n)  →  (B·W, H, n, n), or (B, W·H, n, n) if a step on the scores differs between windows.
 
-    Requires: every step on the scores is folded, which means replaced by a constant.
-    Ensures: the model computes the same products and sums in the same order. If windows become heads, each constant is
-    repeated for each window, so that no constant is broadcast over windows; head h of window w gets the index w·H + h.
+    Requires: every step on the scores is folded.
+    Ensures: the same products and sums in the same order. If windows become heads, each constant is repeated for each
+    window, so that no constant is broadcast over windows; head h of window w gets the index w·H + h.
     """
     changed = []
     for name, block in model.named_modules():

@@ -33,14 +33,8 @@ from gmmvit_deploy.models.sources.released import (
     spt_lsa_source,
     temperature_heads,
 )
-from gmmvit_deploy.models.sources.shapes import (
-    Shapes,
-    exact_root,
-    infer_heads,
-    infer_mask,
-    mask_heads,
-)
-from gmmvit_deploy.models.sources.source import tensors_of_layers
+from gmmvit_deploy.models.sources.shapes import Shapes, exact_root, infer_heads, infer_mask, mask_heads
+from gmmvit_deploy.models.sources.source import BLOCK_OF_TIMM, tensors_of_layers
 
 _SHIFTED = "patch_embed.merging"
 _TEMPERATURE = r"layers\.\d+\.blocks\.\d+\.attn\.scale$"
@@ -54,18 +48,10 @@ def released_names(spec: SwinSpec) -> dict[str, str]:
         names |= shifted_names("patch_embedding", _SHIFTED)
     else:
         pairs |= {"patch_embedding": "patch_embed.proj", "patch_norm": "patch_embed.norm"}
-    inside = {
-        "attention_norm": "norm1",
-        "attention.qkv": "attn.qkv",
-        "attention.out": "attn.proj",
-        "mlp_norm": "norm2",
-        "mlp.0": "mlp.fc1",
-        "mlp.2": "mlp.fc2",
-    }
     for s, depth in enumerate(spec.depths):
         for b in range(depth):
             ours, theirs = f"stages.{s}.blocks.{b}", f"layers.{s}.blocks.{b}"
-            pairs |= {f"{ours}.{a}": f"{theirs}.{z}" for a, z in inside.items()}
+            pairs |= {f"{ours}.{a}": f"{theirs}.{z}" for a, z in BLOCK_OF_TIMM.items()}
             scores = f"{ours}.attention.scores"
             names[f"{scores}.before.bias.table"] = f"{theirs}.attn.relative_position_bias_table"
             names[f"{scores}.before.bias.index"] = f"{theirs}.attn.relative_position_index"

@@ -13,7 +13,7 @@ The released code of SPT and LSA has another T2T: a class token stands before th
 
     logits = head(norm(x)[class token])
 
-SPT: the first unfold reads the image and four copies, shifted by a pixel (`layers.shifted_patches`). LSA: the steps of
+SPT: the first unfold reads the image and four copies, shifted by a pixel (`layers.patches`). LSA: the steps of
 `scores.locality` in all attentions. In ViT blocks with a single head, V is added in place of y.
 """
 
@@ -126,7 +126,7 @@ class T2T(Model):
         self.blocks = nn.ModuleList(T2TBlock(spec) for _ in range(spec.depth))
         self.norm = layer_norm(spec.dim)
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
-        # The released model stores these trainable parameters but never reads these parameters.
+        # The released model stores these parameters but never reads them.
         self.unused = nn.ParameterDict(
             {
                 **({} if spec.class_token else {"class_token": torch.zeros(1, 1, spec.dim)}),
@@ -167,10 +167,7 @@ def _block_scores(spec: T2TSpec) -> AttentionScores:
 
 
 def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
-    """Replace each `Unfold` by a convolution with one-hot filters, which computes the same values bit for bit.
-
-    out[b, (i, j), (c, r, s)] = x[b, c, 2i+r−1, 2j+s−1]
-    """
+    """Replace each `Unfold` by a convolution with one-hot filters, which computes the same values bit for bit."""
     if not isinstance(model, T2T):
         return ()
     channels = [model.spec.views, *[model.spec.token_dim] * model.spec.token_layers]
@@ -178,12 +175,7 @@ def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
 
 
 def drop_unused(model: nn.Module) -> tuple[str, ...]:
-    """Remove the class token and the norm that the training code stores but the network never reads.
-
-    The T2T of the released code of SPT and LSA reads its class token, which stays.
-
-    Ensures: every remaining parameter of the model is read in the forward pass.
-    """
+    """Remove the norm, and in the code without SPT and LSA the class token, that the network stores but never reads."""
     if not isinstance(model, T2T) or model.unused is None:
         return ()
     names = tuple(f"unused.{name}" for name in model.unused)

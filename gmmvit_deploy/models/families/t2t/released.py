@@ -34,12 +34,7 @@ from gmmvit_deploy.models.sources.released import (
     spt_lsa_source,
     temperature_heads,
 )
-from gmmvit_deploy.models.sources.shapes import (
-    Shapes,
-    exact_root,
-    infer_heads,
-    infer_mask,
-)
+from gmmvit_deploy.models.sources.shapes import Shapes, exact_root, infer_heads, infer_mask
 from gmmvit_deploy.models.sources.source import tensors_of_layers
 from gmmvit_deploy.models.specs import CHANNELS
 

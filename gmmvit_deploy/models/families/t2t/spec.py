@@ -16,7 +16,6 @@ from gmmvit_deploy.models.specs import MaskSpec, ModelSpec, require, require_cou
 class T2TSpec(ModelSpec):
     """T2T-ViT: single-head token transformers on overlapping patches, followed by a ViT.
 
-    dim, depth, heads, head_dim, mlp_dim: the sizes of the ViT.
     token_layers: the number of token transformers.
     token_dim, token_mlp_dim: the output width and the mlp width of the token transformers.
     class_token: True if the head reads a class token, False if the head reads the mean of all tokens.

@@ -24,9 +24,8 @@ CONV_STEM_VIT = "torchvision:VisionTransformer"
 class TimmSpec(ModelSpec):
     """A model that ``timm.create_model(architecture, **model_args)`` builds, or torchvision's ViT (`CONV_STEM_VIT`).
 
-    architecture: timm's name of the architecture, without a tag.
-    model_args: the arguments, as JSON values; timm's defaults apply to all other arguments.
-    image_width: the width of the images in pixels if it differs from the height, which is ``image_size``; else None.
+    architecture: timm's name, without a tag.  model_args: as JSON values; timm's defaults apply to all others.
+    image_width: the width of the images in pixels if it differs from the height, which is ``image_size``.
     head_blocks: the number of last blocks whose class tokens a linear head of DINO or DINOv2 reads; 0 without a linear
     head.  head_average: True if the linear head also reads the mean of the patches of the last block.
     head_interleaved: True if the features of class token and mean alternate, as in DINO's eval_linear.py.

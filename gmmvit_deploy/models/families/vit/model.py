@@ -6,7 +6,7 @@ logits = head(norm(mean of the tokens))                    without a class token
 logits = head(norm(class token))                           with a class token (plain models of the paper authors' code)
 logits = head(norm(mean of all tokens))                    with a class token that is pooled like a patch (vit-pytorch)
 
-SPT replaces the patch embedding (`layers.shifted_patches`), and LSA the steps on the scores (`scores.locality`).
+SPT replaces the patch embedding (`layers.patches`), and LSA the steps on the scores (`scores.locality`).
 """
 
 from __future__ import annotations

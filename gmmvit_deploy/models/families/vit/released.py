@@ -36,13 +36,7 @@ from gmmvit_deploy.models.sources.released import (
     spt_lsa_source,
     temperature_heads,
 )
-from gmmvit_deploy.models.sources.shapes import (
-    Shapes,
-    asked_pool,
-    infer_heads,
-    infer_mask,
-    known_pool,
-)
+from gmmvit_deploy.models.sources.shapes import Shapes, asked_pool, infer_heads, infer_mask, known_pool
 from gmmvit_deploy.models.sources.source import tensors_of_layers
 
 _LAYERS = "transformer.layers"

@@ -11,13 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import ClassVar
 
-from gmmvit_deploy.models.specs import (
-    MaskSpec,
-    PatchSpec,
-    require,
-    require_counts,
-    require_no_mask_with,
-)
+from gmmvit_deploy.models.specs import MaskSpec, PatchSpec, require, require_counts, require_no_mask_with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,7 +86,6 @@ class Style:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints, *, style: Style) -> VitPytorchSpec:
-    """Infer the spec from names and shapes.  ``hints`` give the values that names and shapes do not show."""
     embedding, linear = _embedding(shapes)
     dim, values = shapes.of(f"{linear}.weight", rank=2)
     class_token, latest = _class_token(shapes, dim)
@@ -128,7 +127,6 @@ def infer_spec(shapes: Shapes, hints: LoadHints, *, style: Style) -> VitPytorchS
 
 
 def _embedding(shapes: Shapes) -> tuple[EmbeddingKind, str]:
-    """Return the kind of the patch embedding, and the name of its linear layer."""
     if f"{_SHIFTED}.1.weight" in shapes:
         return "shifted", f"{_SHIFTED}.2"
     if "to_patch_embedding.2.weight" in shapes or "to_patch_embedding.3.weight" in shapes:
@@ -139,7 +137,6 @@ def _embedding(shapes: Shapes) -> tuple[EmbeddingKind, str]:
 def _class_token(shapes: Shapes, dim: int) -> tuple[bool, bool]:
     """Return whether the network has a class token, and whether the token has the shape of the latest ViT.
 
-    dim: D, the width of the tokens.
     In the latest ViT, the token has the shape (1, D), or (0, D) in a network that pools the mean of the patches.
     """
     if "cls_token" not in shapes:
@@ -154,7 +151,6 @@ def _class_token(shapes: Shapes, dim: int) -> tuple[bool, bool]:
 
 
 def _stored_grid(shapes: Shapes, *, class_token: bool) -> int:
-    """Return the number of patches along a side of the image."""
     name = "pos_embedding"
     rank = 2 if name in shapes and shapes.tensors[name].dim() == 2 else 3
     positions = shapes.of(name, rank=rank)[-2]
@@ -163,10 +159,7 @@ def _stored_grid(shapes: Shapes, *, class_token: bool) -> int:
 
 
 def _output(shapes: Shapes, style: Style, *, single: bool) -> OutputKind:
-    """Return the kind of the output projection.
-
-    single: True if Q is as wide as the tokens. Only such an attention of a ViT can lack the projection.
-    """
+    """Return the kind of the output projection, which only a ViT with Q as wide as the tokens can lack."""
     out = f"{style.first}{style.out}"
     if f"{out}.weight" in shapes and f"{out}.bias" not in shapes and style.simple:
         return "no bias"
@@ -174,7 +167,6 @@ def _output(shapes: Shapes, style: Style, *, single: bool) -> OutputKind:
 
 
 def _heads(shapes: Shapes, hints: LoadHints, style: Style, *, inner_dim: int, single: bool) -> int:
-    """Return the number of heads: of the head mixing, or 1 without an output projection, or the user's number."""
     known, evidence = None, ""
     if style.attention == "reattention":
         known = shapes.of(f"{style.first}reattn_weights", rank=2)[0]
@@ -252,10 +244,7 @@ _SIMPLE_HEAD = r"linear_head\."
 
 
 def _source(name: str, style: Style, *own: str, absent: tuple[str, ...] = ()) -> CheckpointSource:
-    """Return the source of a network in a style of names.
-
-    own: patterns of names that only this network has in this style.
-    """
+    """Return the source of a network in a style of names.  own: patterns that only its names fit."""
     return CheckpointSource(
         name=f"vit-pytorch's {name}",
         signature=(r"to_patch_embedding\.", r"transformer\.layers\.", *own),

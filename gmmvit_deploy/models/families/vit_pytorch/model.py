@@ -148,10 +148,7 @@ def sinusoidal_positions(grid: int, dim: int) -> Float[Tensor, "1 n dim"]:
 
 
 class VitPytorch(Model):
-    """A network of vit-pytorch.
-
-    pools: what the head reads, ``cls`` or ``mean``; equal to the field ``pool`` of the spec.
-    """
+    """A network of vit-pytorch."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
 

@@ -22,12 +22,9 @@ OutputKind = Literal["bias", "no bias", "absent"]
 class VitPytorchSpec(PatchSpec):
     """A vision transformer of vit-pytorch on square images cut into square patches.
 
-    attention, embedding, output: see `AttentionKind`, `EmbeddingKind` and `OutputKind`.
     class_token: True if a class token precedes the patches.
-    stored_positions: True if the file holds the position embeddings, False if the positions are the sinusoids that
-    follow from the number of patches and the width.
-    pool: ``cls`` if the head reads the class token, ``mean`` if the head reads the mean of all tokens, including the
-    class token if there is a class token.
+    stored_positions: True if the file holds the position embeddings, False for sinusoids.
+    pool: the head reads the class token (``cls``), or the mean of all tokens, including the class token (``mean``).
     final_norm: True if a norm of all tokens follows the last block.  head_norm: True if a norm follows the pooling.
     """
 
