@@ -9,7 +9,6 @@ result in place of this function. The scale, the mask and the bias are then modu
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import GmmvitError, SpecError
-from gmmvit_deploy.models.layers.fused_call import AnsweredAttention, FusedCall, answer_fused_call, fused_calls
+from gmmvit_deploy.models.layers.fused_call import AnsweredAttention, FusedCall, answer_fused_call, single_calls
 from gmmvit_deploy.models.layers.masked_attention import MaskedAttention
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.token_grids import Placement, TokenGrids, token_grids, unknown_grids
@@ -89,15 +88,13 @@ class AnsweredNetwork(Model):
         try:
             # The network may keep tensors that its first run makes; under torch.device("meta") they would have no data.
             with torch.device("cpu"):
-                calls = fused_calls(self.network, input_shape(self.spec))
+                return single_calls(self.network, input_shape(self.spec))
         except GmmvitError:
             raise
         # The network is code of another package, which raises exceptions of any class.
         except Exception:
             self._require_run()
             return []
-        times = Counter(call.module for call in calls)
-        return [call for call in calls if times[call.module] == 1]
 
     @torch.no_grad()
     def _require_run(self) -> None:

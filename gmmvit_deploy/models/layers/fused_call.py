@@ -11,6 +11,7 @@ of a network.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -182,9 +183,11 @@ def use_fused_calls(network: nn.Module) -> None:
             module.fused_attn = True  # type: ignore[assignment]  # nn.Module types every attribute as tensor or module
 
 
-def fused_calls(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[FusedCall, ...]:
-    """Return the calls of the fused attention function in a `dry_run`, in order."""
-    return tuple(dry_run(network, image_shape).calls)
+def single_calls(network: nn.Module, image_shape: tuple[int, int, int]) -> list[FusedCall]:
+    """Return the calls of the fused attention function in a `dry_run`, of modules that make a single call."""
+    calls = dry_run(network, image_shape).calls
+    times = Counter(call.module for call in calls)
+    return [call for call in calls if times[call.module] == 1]
 
 
 @dataclass(frozen=True, slots=True)

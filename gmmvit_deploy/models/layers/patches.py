@@ -19,8 +19,8 @@ Unfolding collects k×k neighbourhoods, in the order (channel, row, column):
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -209,20 +209,28 @@ class UnfoldConvolution(nn.Module):
 
 
 @torch.no_grad()
-def unfolds_as_convolutions(name: str, unfolds: nn.ModuleList, channels: Sequence[int]) -> tuple[str, ...]:
-    """Replace each `Unfold` of a list by a convolution, and return the names of the replaced modules.
+def unfold_as_convolution(model: Any) -> tuple[str, ...]:
+    """Replace each `Unfold` of ``model.unfolds``, which reads ``model.unfolded_channels``, by a convolution.
 
-    name: of the list in the model.  channels: of the lattice that each entry unfolds.
     Errors: FoldError when a convolution and its `Unfold` differ on random inputs in any bit.
     """
     changed = []
-    for step, unfold in enumerate(unfolds):
+    for step, channels in enumerate(getattr(model, "unfolded_channels", ())):
+        unfold = model.unfolds[step]
         if not isinstance(unfold, Unfold):
             continue
-        replacement = UnfoldConvolution(unfold, channels[step])
-        lattice = torch.randn(2, channels[step], 16, 16, generator=torch.Generator().manual_seed(step))
+        replacement = UnfoldConvolution(unfold, channels)
+        lattice = torch.randn(2, channels, 16, 16, generator=torch.Generator().manual_seed(step))
         if not replacement(lattice).equal(unfold(lattice)):
-            raise FoldError(f"{name}.{step}: the convolution that replaces this Unfold module changes the output")
-        unfolds[step] = replacement
-        changed.append(f"{name}.{step}")
+            raise FoldError(f"unfolds.{step}: the convolution that replaces this Unfold module changes the output")
+        model.unfolds[step] = replacement
+        changed.append(f"unfolds.{step}")
     return tuple(changed)
+
+
+def image_patches(spec: Any) -> nn.Module:
+    """Return `ShiftedPatches` for a spec with SPT, else a convolution to ``spec.dim`` features."""
+    if spec.spt:
+        return ShiftedPatches(spec.patch_size, spec.dim, channels=spec.channels)
+    convolution = nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size)
+    return with_role(convolution, "embedding")

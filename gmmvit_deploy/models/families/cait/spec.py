@@ -18,11 +18,9 @@ class CaiTSpec(PatchSpec):
     """CaiT: patch blocks with optional masks and head mixing, then class blocks with head mixing.
 
     depth, class_depth: the number of patch blocks and of class blocks.
-    spt: True for shifted patch tokenisation in place of a linear patch embedding.
-    lsa: True for locality self-attention: learned temperatures, and −1e-9 on the diagonal of the patch blocks' scores.
+    spt, lsa: True for shifted patch tokenisation, and for locality self-attention, as in the formulas of the model.
     normed_patches: True if norms surround the linear layer of the patch embedding, as in vit-pytorch.
-    attends_to_itself: True if the class token attends to its normed self and to the patches, as in vit-pytorch; False
-    if the class token attends to the patches only.
+    attends_to_itself: True if the class token attends to its normed self and to the patches, as in vit-pytorch.
     """
 
     family: ClassVar[str] = "cait"

@@ -8,7 +8,6 @@ the engines recognise: matrix product, scale, softmax, matrix product.
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from typing import ClassVar
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.families.custom.running import errors_of_file, network_of_class
 from gmmvit_deploy.models.families.custom.spec import CustomSpec, OwnFile, permitted_file
-from gmmvit_deploy.models.layers.fused_call import AnsweredAttention, FusedCall, answer_fused_call, fused_calls
+from gmmvit_deploy.models.layers.fused_call import AnsweredAttention, FusedCall, answer_fused_call, single_calls
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.token_grids import TokenGrids, token_grids, unknown_grids
 from gmmvit_deploy.models.scores.attention import AttentionScores
@@ -75,15 +74,10 @@ def _answerable_calls(file: OwnFile, network: nn.Module, shape: tuple[int, int, 
     """
     try:
         with errors_of_file(file, "the network cannot run without data"):
-            calls = fused_calls(network, shape)
+            calls = single_calls(network, shape)
     except InputError:
         return []
-    times = Counter(call.module for call in calls)
-    return [
-        call
-        for call in calls
-        if call.bias is None and times[call.module] == 1 and not hasattr(network.get_submodule(call.module), _ANSWER)
-    ]
+    return [call for call in calls if call.bias is None and not hasattr(network.get_submodule(call.module), _ANSWER)]
 
 
 def classes_of(file: OwnFile, name: str, network: nn.Module, shape: tuple[int, int, int]) -> int:

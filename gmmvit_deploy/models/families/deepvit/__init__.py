@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gmmvit_deploy.models.families.deepvit.released import RELEASED, WITHOUT_REATTENTION
 from gmmvit_deploy.models.families.deepvit.spec import PRESETS, DeepViTSpec
-from gmmvit_deploy.models.families.family import Family, Network, last_of_blocks, plain_blocks
+from gmmvit_deploy.models.families.family import SMALL, Family, Network, last_of_blocks, plain_blocks
 from gmmvit_deploy.models.specs import MaskSpec
 
 
@@ -23,13 +23,7 @@ def _network() -> Network:
 
 def _small(mask: MaskSpec) -> DeepViTSpec:
     return DeepViTSpec(
-        image_size=16,
-        patch_size=4,
-        classes=5,
-        dim=32,
-        depth=2,
-        heads=2,
-        mlp_dim=48,
+        **SMALL,
         reattention=(False, True),
         stem_channels=8,
         qkv_bias=True,

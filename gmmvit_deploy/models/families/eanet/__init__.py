@@ -12,11 +12,12 @@ def _network() -> Network:
     from gmmvit_deploy.models.families.eanet import folding
     from gmmvit_deploy.models.families.eanet.mistakes import MISTAKES
     from gmmvit_deploy.models.families.eanet.model import EANet
+    from gmmvit_deploy.models.layers.patches import unfold_as_convolution
 
     return Network(
         build=EANet,
         folding_passes=(
-            folding.unfold_as_convolution,
+            unfold_as_convolution,
             folding.merge_token_memories,
             folding.class_token_as_row,
             folding.merge_memories,

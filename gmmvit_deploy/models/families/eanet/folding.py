@@ -16,18 +16,11 @@ from gmmvit_deploy.models.families.eanet.model import (
     MergedExternalAttention,
     TokenTransformer,
 )
-from gmmvit_deploy.models.layers.patches import unfolds_as_convolutions
 from gmmvit_deploy.models.layers.proofs import random_values, require_same_output
 from gmmvit_deploy.models.layers.roles import with_role
 
 _TOKENS = 5
 _Module = TypeVar("_Module", bound=nn.Module)
-
-
-def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
-    if not isinstance(model, EANet):
-        return ()
-    return unfolds_as_convolutions("unfolds", model.unfolds, model.unfolded_channels)
 
 
 @torch.no_grad()

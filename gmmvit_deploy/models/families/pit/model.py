@@ -23,7 +23,7 @@ from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.pit.spec import PiTSpec
 from gmmvit_deploy.models.layers.blocks import Block, layer_norm
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.layers.patches import ShiftedMerging, ShiftedPatches
+from gmmvit_deploy.models.layers.patches import ShiftedMerging, image_patches
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import scaled_scores
 from gmmvit_deploy.models.scores.locality import locality_scores
@@ -69,12 +69,7 @@ class PiT(Model):
     def __init__(self, spec: PiTSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.patch_embedding: nn.Module
-        if spec.spt:
-            self.patch_embedding = ShiftedPatches(spec.patch_size, spec.dim, channels=spec.channels)
-        else:
-            convolution = nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size)
-            self.patch_embedding = with_role(convolution, "embedding")
+        self.patch_embedding = image_patches(spec)
         self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim))
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grids[0] ** 2 + 1, spec.dim))
         self.stages = nn.ModuleList(

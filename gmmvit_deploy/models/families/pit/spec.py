@@ -26,8 +26,7 @@ class PiTSpec(ModelSpec):
 
     dim: the width of the first stage.  head_dim: the head dim, equal in all stages.
     depths, heads, mlp_dims: the number of blocks, the number of heads and the mlp width of each stage.
-    spt: True for shifted patch tokenisation in place of the patch convolution and of the convolutions between stages.
-    lsa: True for locality self-attention: learned temperatures, and no token attends to itself.
+    spt, lsa: True for shifted patch tokenisation, and for locality self-attention, as in the formulas of the model.
     """
 
     family: ClassVar[str] = "pit"

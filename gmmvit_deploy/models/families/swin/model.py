@@ -27,7 +27,7 @@ from gmmvit_deploy.models.families.swin.spec import SwinSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention
 from gmmvit_deploy.models.layers.blocks import Mlp, layer_norm
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.layers.patches import ShiftedMerging, ShiftedPatches
+from gmmvit_deploy.models.layers.patches import ShiftedMerging, image_patches
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.biases import WindowBias, relative_position_index, shift_mask
@@ -149,12 +149,7 @@ class Swin(Model):
     def __init__(self, spec: SwinSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.patch_embedding: nn.Module
-        if spec.spt:
-            self.patch_embedding = ShiftedPatches(spec.patch_size, spec.dim, channels=spec.channels)
-        else:
-            convolution = nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size)
-            self.patch_embedding = with_role(convolution, "embedding")
+        self.patch_embedding = image_patches(spec)
         self.patch_norm = None if spec.spt else layer_norm(spec.dim)
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grids[0] ** 2, spec.dim))
         self.stages = nn.ModuleList(Stage(spec, stage) for stage in range(len(spec.depths)))

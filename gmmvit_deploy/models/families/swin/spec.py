@@ -27,8 +27,7 @@ class SwinSpec(ModelSpec):
     window: the number of tokens along a side of a window.
     dim: the width of the first stage; the width doubles from stage to stage.
     depths, heads, mlp_dims: the number of blocks, the number of heads and the mlp width of each stage.
-    spt: True for shifted patch tokenisation in place of the patch convolution, its norm, and the patch merging.
-    lsa: True for locality self-attention: learned temperatures, and no token attends to itself.
+    spt, lsa: True for shifted patch tokenisation, and for locality self-attention, as in the formulas of the model.
     """
 
     family: ClassVar[str] = "swin"

@@ -12,9 +12,10 @@ from gmmvit_deploy.models.specs import MaskSpec
 
 
 def _network() -> Network:
-    from gmmvit_deploy.models.families.t2t import model
+    from gmmvit_deploy.models.families.t2t.model import T2T, drop_unused
+    from gmmvit_deploy.models.layers.patches import unfold_as_convolution
 
-    return Network(build=model.T2T, folding_passes=(model.unfold_as_convolution, model.drop_unused))
+    return Network(build=T2T, folding_passes=(unfold_as_convolution, drop_unused))
 
 
 def _small(mask: MaskSpec) -> T2TSpec:

@@ -31,7 +31,7 @@ from gmmvit_deploy.models.families.t2t.spec import T2TSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of, projected
 from gmmvit_deploy.models.layers.blocks import Block, Mlp, layer_norm
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.layers.patches import ShiftedViews, Unfold, unfolds_as_convolutions
+from gmmvit_deploy.models.layers.patches import ShiftedViews, Unfold
 from gmmvit_deploy.models.layers.positions import sinusoidal_positions
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
@@ -108,7 +108,7 @@ class T2T(Model):
     def __init__(self, spec: T2TSpec) -> None:
         super().__init__()
         self.spec = spec
-        channels = [spec.views] + [spec.token_dim] * spec.token_layers
+        channels = self.unfolded_channels
         self.views = ShiftedViews(1) if spec.spt else None
         self.unfolds = nn.ModuleList(Unfold(_SIDE, stride=2, padding=1) for _ in channels)
         self.token_transformers = nn.ModuleList(
@@ -134,6 +134,11 @@ class T2T(Model):
                 "token_norm_bias": torch.zeros(_PATCH * spec.token_dim),
             }
         )
+
+    @property
+    def unfolded_channels(self) -> tuple[int, ...]:
+        """The number of channels of the lattice that each entry of ``unfolds`` reads."""
+        return (self.spec.views, *[self.spec.token_dim] * self.spec.token_layers)
 
     def logits_and_features(
         self, images: Float[Tensor, "batch channels side side"]
@@ -164,14 +169,6 @@ def _block_scores(spec: T2TSpec) -> AttentionScores:
     if spec.lsa:
         return locality_scores(heads=spec.heads, head_dim=spec.head_dim, tokens=spec.tokens)
     return scaled_scores(spec.head_dim**-0.5, mask=mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grids[-1]))
-
-
-def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
-    """Replace each `Unfold` by a convolution with one-hot filters, which computes the same values bit for bit."""
-    if not isinstance(model, T2T):
-        return ()
-    channels = [model.spec.views, *[model.spec.token_dim] * model.spec.token_layers]
-    return unfolds_as_convolutions("unfolds", model.unfolds, channels)
 
 
 def drop_unused(model: nn.Module) -> tuple[str, ...]:

@@ -19,8 +19,7 @@ class T2TSpec(ModelSpec):
     token_layers: the number of token transformers.
     token_dim, token_mlp_dim: the output width and the mlp width of the token transformers.
     class_token: True if the head reads a class token, False if the head reads the mean of all tokens.
-    spt: True if the first token transformer reads the image and four shifted copies.
-    lsa: True for locality self-attention: learned temperatures, and no token attends to itself.
+    spt, lsa: True for shifted patch tokenisation, and for locality self-attention, as in the formulas of the model.
     """
 
     family: ClassVar[str] = "t2t"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from gmmvit_deploy.models.families.family import Family, LastBlock, Network, last_of_blocks, plain_blocks
+from gmmvit_deploy.models.families.family import SMALL, Family, LastBlock, Network, last_of_blocks, plain_blocks
 from gmmvit_deploy.models.families.vit.released import RELEASED, SPT_LSA
 from gmmvit_deploy.models.families.vit.spec import PRESETS, ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
@@ -16,18 +16,7 @@ if TYPE_CHECKING:
 
 
 def _small(mask: MaskSpec) -> ViTSpec:
-    return ViTSpec(
-        image_size=16,
-        patch_size=4,
-        classes=5,
-        dim=32,
-        depth=2,
-        heads=2,
-        head_dim=16,
-        mlp_dim=48,
-        class_token=mask.kind == "plain",
-        mask=mask,
-    )
+    return ViTSpec(**SMALL, head_dim=16, class_token=mask.kind == "plain", mask=mask)
 
 
 def _variants() -> Mapping[str, ViTSpec]:

@@ -21,8 +21,7 @@ class ViTSpec(PatchSpec):
     class_token: True if a class token precedes the patches.
     pools_all: True if the head reads the mean of all tokens, including the class token. False if the head reads the
     class token, or the mean of the patches in a model without class token.
-    spt: True for shifted patch tokenisation in place of a linear patch embedding.
-    lsa: True for locality self-attention: learned temperatures, and no token attends to itself.
+    spt, lsa: True for shifted patch tokenisation, and for locality self-attention, as in the formulas of the model.
     """
 
     family: ClassVar[str] = "vit"

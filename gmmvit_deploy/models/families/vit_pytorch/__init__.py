@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gmmvit_deploy.models.families.family import Family, LastBlock, Network, last_of_blocks, plain_blocks
+from gmmvit_deploy.models.families.family import SMALL, Family, LastBlock, Network, last_of_blocks, plain_blocks
 from gmmvit_deploy.models.families.vit_pytorch.files import SOURCES
 from gmmvit_deploy.models.families.vit_pytorch.spec import VitPytorchSpec
 from gmmvit_deploy.models.specs import MaskSpec
@@ -26,14 +26,8 @@ def _network() -> Network:
 
 def _small(mask: MaskSpec) -> VitPytorchSpec:
     return VitPytorchSpec(
-        image_size=16,
-        patch_size=4,
-        classes=5,
-        dim=32,
-        depth=2,
-        heads=2,
+        **SMALL,
         head_dim=16,
-        mlp_dim=48,
         attention="reattention",
         embedding="normed",
         output="bias",
