@@ -113,7 +113,7 @@ class Family:
         return {kind: self.small(small_mask(kind)) for kind in self.mask_kinds}
 
 
-SMALL: Mapping[str, int] = {
+SMALL: Mapping[str, Any] = {
     "image_size": 16, "patch_size": 4, "classes": 5, "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 48,
 }  # fmt: skip
 """Fields of `Family.small` of a family whose spec is a `PatchSpec`."""

@@ -69,19 +69,16 @@ def dead_masks(model: Model) -> tuple[tuple[str, str], ...]:
     """Return (name of the attention, name of the step) for each mask without influence on the logits.
 
     The result depends on the architecture, and on which entries of the masks are exactly 1, but not on other trained
-    values. The function copies the model in float64, fills the copy with random weights, and runs random images. A mask
-    is dead if
+    values: it is that of a copy in float64 with random weights, for random images. A mask is dead if
 
     - new random values in place of all entries ≠ 1 leave the logits unchanged, bit for bit; and
-    - new random values in place of all entries = 1 change the logits. If the logits stay unchanged, the random network
-      does not read the attention, for example because softmax saturates, and the mask counts as live.
+    - new random values in place of all entries = 1 change the logits. Otherwise the random network does not read the
+      attention, for example because softmax saturates, and the mask counts as live.
 
-    The random values of the entries are independent, so the changes of several entries do not cancel in the logits.
-    The masks are examined from the last to the first, up to the first live mask: the outputs of earlier attentions are
-    inputs of its attention. A mask without entries of exactly 1, or only with such entries, counts as live without a
-    forward pass; with prefix tokens, a model needs about 4 forward passes. (The gradient of every entry would give the
-    same result, but autograd would store the attention weights of all layers.)
-    If the logits of the random network are not finite, the result is empty.
+    The random values are independent, so the changes of several entries do not cancel in the logits. The masks are
+    examined from the last to the first, up to the first live mask: the outputs of earlier attentions are inputs of its
+    attention. (The gradient of every entry would give the same result, but autograd would store the attention weights
+    of all layers.) If the logits of the random network are not finite, the result is empty.
     """
     candidates = [
         (layer, name)

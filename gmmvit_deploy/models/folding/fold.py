@@ -43,11 +43,9 @@ def narrow_last_block(model: Model) -> tuple[str, ...]:
     Class token:  (x + mlp(norm(x)))[0]  →  x[0] + mlp(norm(x[0]))
     Mean:         mean(x + W·h + b)  →  mean(x) + W·mean(h) + b
 
-    In the formulas, x is the sum of the block's input and the output of the attention, h = gelu(first linear layer of
-    norm(x)), and W and b belong to the second linear layer of the mlp.
-    Unchanged: a network without `Family.last_block`, for example because a norm between the block and the mean does not
-    commute with the mean.
-    The block then outputs a single token, which class-token pooling and mean pooling return unchanged.
+    x: the sum of the block's input and the output of the attention.  h: gelu(first linear layer of norm(x)).  W and b:
+    of the second linear layer of the mlp.  The block then outputs a single token, which both poolings return unchanged.
+    Unchanged: a network without `Family.last_block`, for example because a norm precedes the mean.
     Ensures: in float64 the new block outputs the first token, or the mean of the tokens, of the old block, up to
     rounding.
     """

@@ -136,9 +136,3 @@ def memories(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     for name, module in model.named_modules():
         for layer in getattr(type(module), "memories", ()):
             yield f"{name}.{layer}" if name else layer, module.get_submodule(layer)
-
-
-def attention_names(model: nn.Module) -> tuple[str, ...]:
-    """Return the name of each attention of a model, with or without Q Kᵀ, in the order of the modules."""
-    names = {*attentions_without_scores(model), *(name for name, _ in attention_scores(model))}
-    return tuple(name for name, _ in model.named_modules() if name in names)

@@ -81,12 +81,7 @@ def placements(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[P
     Errors: SpecError when an attention cannot take a mask, with a reason for each class of attention, and when the
     network has no attention that can take a mask.
     """
-    return require_placements(network, token_grids(network, image_shape))
-
-
-def require_placements(network: nn.Module, grids: TokenGrids) -> tuple[Placement, ...]:
-    """Return the placements of a dry run of ``network``.  Errors: as for `placements`."""
-    name = type(network).__name__
+    grids, name = token_grids(network, image_shape), type(network).__name__
     if grids.refusals:
         raise SpecError(f"{name} cannot take a mask: {_listed(grids.refusals)}")
     if not grids.placements:

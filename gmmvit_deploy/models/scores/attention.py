@@ -73,11 +73,6 @@ class AttentionScores(nn.Module):
             weights = step(weights)
         return weights
 
-    @property
-    def scales_query(self) -> bool:
-        """True if a step is applied to Q in place of Q Kᵀ."""
-        return any(step.scales_query for _, step in self.steps())
-
     def steps(self) -> Iterator[tuple[str, Step]]:
         """Yield (full name, such as ``before.scale``; step) in the order in which steps are applied."""
         yield from self.steps_before()

@@ -240,10 +240,6 @@ class PrefixBias(Add):
         return nn.functional.pad(matrix, (self.prefix, 0, self.prefix, 0), value=value)
 
 
-def retention_decays(heads: int, *, initial: float = 2.0, spread: float = 4.0) -> Float[Tensor, " heads"]:
-    """Return log γ_h of RMT's decay rates: γ_h = 1 − 2^(−initial − spread · h / H), with h = 0 … H−1.
-
-    The later heads decay more slowly. RMT's released code uses the initial value 2 and the spread 4 or 6.
-    """
-    head = torch.arange(heads, dtype=torch.float32)
-    return torch.log(1 - 2 ** (-initial - spread * head / heads))
+def retention_decays(heads: int) -> Float[Tensor, " heads"]:
+    """Return log γ_h of RMT's decay rates, as training begins: γ_h = 1 − 2^(−2 − 4 · h / H), with h = 0 … H−1."""
+    return torch.log(1 - 2 ** (-2 - 4 * torch.arange(heads, dtype=torch.float32) / heads))

@@ -13,8 +13,7 @@ from gmmvit_deploy.models.specs import MaskSpec
 
 def _network() -> Network:
     from gmmvit_deploy.models.families.cait.folding import drop_remainder, merge_layer_scale, widen_heads
-    from gmmvit_deploy.models.families.cait.mistakes import MISTAKES
-    from gmmvit_deploy.models.families.cait.model import CaiT
+    from gmmvit_deploy.models.families.cait.model import MISTAKES, CaiT
 
     return Network(
         build=CaiT,

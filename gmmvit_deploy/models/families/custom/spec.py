@@ -1,4 +1,8 @@
-"""Spec of a model whose class is in a Python file of the user, and the files that this process may run."""
+"""Spec of a model whose class is in a Python file of the user, and the files that this process may run.
+
+A spec holds the SHA-256 of a file and no code. This process runs a file only if `permit` was called with a file of the
+same SHA-256: for an option that names the file, and never when a bundle is opened.
+"""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ from gmmvit_deploy.models.specs import MaskSpec
 
 def _network() -> Network:
     from gmmvit_deploy.models.families.eanet import folding
-    from gmmvit_deploy.models.families.eanet.mistakes import MISTAKES
-    from gmmvit_deploy.models.families.eanet.model import EANet
+    from gmmvit_deploy.models.families.eanet.model import MISTAKES, EANet
     from gmmvit_deploy.models.layers.patches import unfold_as_convolution
 
     return Network(

@@ -1,6 +1,4 @@
-"""PiT checkpoints of the paper authors' released training code: the names of the tensors, and how to infer the spec.
-
-The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""PiT checkpoints of the released codes (`sources.released`): the names of the tensors, and how to infer the spec.
 
 to_patch_embedding.0 (convolution), pos_embedding (1, N+1, D), cls_token
 layers.{0,2,4}.layers.{i}.{0,1}   blocks with the tensor names of a ViT
@@ -8,7 +6,7 @@ layers.{0,2,4}.mask               a second copy of the base mask, which the netw
 layers.{1,3}                      downsample.net.{0,1} (depthwise and 1×1 convolution), cls_ff
 mlp_head.{0,1}                    LayerNorm, linear
 
-Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+The code of SPT and LSA writes the same names, and
 
 to_patch_embedding.merging.{1,2}             with SPT: LayerNorm and linear layer, in place of to_patch_embedding.0
 layers.{1,3}                                 with SPT: merging.{1,2} for the patches, class_linear for the class token

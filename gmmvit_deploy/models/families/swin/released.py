@@ -1,6 +1,4 @@
-"""Swin checkpoints of the paper authors' released training code: the names of the tensors, and how to infer the spec.
-
-The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""Swin checkpoints of the released codes (`sources.released`): the names of the tensors, and how to infer the spec.
 
 patch_embed.{proj,norm}, absolute_pos_embed
 layers.{s}.blocks.{b}         norm1, attn.{qkv,proj}, attn.relative_position_{bias_table,index},
@@ -9,7 +7,7 @@ layers.{s}.downsample         norm, reduction
 norm, head
 mask                          a second copy of the base mask of a window, which the network never reads
 
-Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+The code of SPT and LSA writes the same names, and
 
 patch_embed.merging.{1,2}             with SPT: LayerNorm and linear layer, in place of patch_embed.{proj,norm}
 layers.{s}.downsample.merging.{1,2}   with SPT: LayerNorm and linear layer, in place of norm and reduction

@@ -1,6 +1,4 @@
-"""T2T-ViT checkpoints of the paper authors' released training code: the tensor names, and how to infer the spec.
-
-The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""T2T-ViT checkpoints of the released codes (`sources.released`): the tensor names, and how to infer the spec.
 
 tokens_to_token.attention{1,2}       norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc1,fc2}
 tokens_to_token.attention{1,2}.mask  a second copy of the base mask, which the network never reads
@@ -12,7 +10,7 @@ blocks.{i}                           norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc
 norm, head
 mask                                 a second copy of the base mask, which the network never reads
 
-Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+The code of SPT and LSA writes the same names, and
 
 pos_embed, cls_token                 the network reads the class token, which also has a position
 tokens_to_token.attention1           with SPT: five times as many inputs, for the image and four shifted copies

@@ -1,7 +1,4 @@
-"""Spec of a T2T-ViT, and the presets: architectures that the paper authors' released code names.
-
-The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
-"""
+"""Spec of a T2T-ViT, and the presets: architectures that the released code of the masks names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""ViT checkpoints of the paper authors' released training code: the names of the tensors, and how to infer the spec.
-
-The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""ViT checkpoints of the released codes (`sources.released`): the names of the tensors, and how to infer the spec.
 
 to_patch_embedding.1          linear layer on patches flattened in the order (row, column, channel)
 pos_embedding, cls_token      (1, N, D); the class token in plain models only
@@ -9,7 +7,7 @@ transformer.layers.{i}.1      norm, fn.net.0, fn.net.3
 mlp_head.0, mlp_head.1        LayerNorm, linear
 mask                          a second copy of the base mask, which the network never reads
 
-Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+The code of SPT and LSA writes the same names, and
 
 to_patch_embedding.merging.{1,2}     with SPT: LayerNorm and linear layer, in place of to_patch_embedding.1
 transformer.layers.{i}.0.fn.scale    with LSA: the temperature of each head

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gmmvit_deploy.files.writing import sha256_of_bytes
-from gmmvit_deploy.models.families.custom import running, spec
+from gmmvit_deploy.models.families.custom import model, spec
 from gmmvit_deploy.models.families.custom.spec import OwnFile
 from tests.documented import PAGES, blocks
 
@@ -109,4 +109,4 @@ def save_weights(source: Path, path: Path, *, prefix: str = "", cls: str = "Net"
 def forget_files(patch: pytest.MonkeyPatch) -> None:
     """Withdraw every permission of this process, as if a new process had started."""
     patch.setattr(spec, "_PERMITTED", {})
-    patch.setattr(running, "_MODULES", {})
+    patch.setattr(model, "_MODULES", {})
