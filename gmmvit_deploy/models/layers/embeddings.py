@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.patches import PatchEmbedding, ShiftedPatches, unfolded_filters
 from gmmvit_deploy.models.layers.roles import layer_role
+from gmmvit_deploy.models.layers.token_grids import UNMARKED_PREFIXES, square_grid
 
 _NAMES = frozenset({"position_embedding", "positions", "pos_embed", "pos_embedding"})
-_PREFIXES = (0, 1, 2)  # a class token, a class and a distillation token; a network of timm states its number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,14 +95,10 @@ def _place(model: Model, tokens: int) -> tuple[tuple[int, int], int] | None:
     network = getattr(model, "network", None)
     size = getattr(getattr(network, "patch_embed", None), "grid_size", None)
     known = getattr(network, "num_prefix_tokens", 0)
-    prefixes = (*_PREFIXES, known) if isinstance(known, int) else _PREFIXES
+    prefixes = (*UNMARKED_PREFIXES, known) if isinstance(known, int) else UNMARKED_PREFIXES
     if isinstance(size, tuple | list) and len(size) == 2 and tokens - math.prod(size) in prefixes:
         return (int(size[0]), int(size[1])), tokens - math.prod(size)
-    for prefix in prefixes:
-        side = math.isqrt(max(tokens - prefix, 0))
-        if side > 0 and side**2 + prefix == tokens:
-            return (side, side), prefix
-    return None
+    return square_grid(tokens, prefixes)
 
 
 @torch.no_grad()

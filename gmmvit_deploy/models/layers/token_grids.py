@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,7 +24,8 @@ from gmmvit_deploy.models.layers.fused_call import DRY_IMAGES, DryRun, FusedCall
 _Size: TypeAlias = "tuple[int, int]"
 
 _WINDOW_ATTRIBUTES = ("window_size", "partition_size", "ws")  # where timm's modules store the size of a window
-_UNMARKED_PREFIXES = (0, 1, 2)  # prefix tokens that a network without ``num_prefix_tokens`` may have
+UNMARKED_PREFIXES = (0, 1, 2)
+"""Numbers of prefix tokens that a network without ``num_prefix_tokens`` may have: a class and a distillation token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,12 @@ def placements(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[P
     Errors: SpecError when an attention cannot take a mask, with a reason for each class of attention, and when the
     network has no attention that can take a mask.
     """
-    grids, name = token_grids(network, image_shape), type(network).__name__
+    return require_placements(network, token_grids(network, image_shape))
+
+
+def require_placements(network: nn.Module, grids: TokenGrids) -> tuple[Placement, ...]:
+    """Return the placements of a dry run of ``network``.  Errors: as for `placements`."""
+    name = type(network).__name__
     if grids.refusals:
         raise SpecError(f"{name} cannot take a mask: {_listed(grids.refusals)}")
     if not grids.placements:
@@ -156,7 +162,7 @@ class _Rule:
         self.network, self.run = network, run
         # A network with class attention (CaiT) counts the class token as prefix, and adds this token after the patches.
         known = getattr(network, "num_prefix_tokens", None)
-        self.prefixes: tuple[int, ...] = _UNMARKED_PREFIXES if known is None else tuple(dict.fromkeys((known, 0)))
+        self.prefixes: tuple[int, ...] = UNMARKED_PREFIXES if known is None else tuple(dict.fromkeys((known, 0)))
 
     def applied(self) -> TokenGrids:
         places: list[Placement] = []
@@ -230,11 +236,7 @@ class _Rule:
             prefix = tokens - math.prod(grid)
             if prefix in self.prefixes:
                 return grid, prefix
-        for prefix in self.prefixes:
-            side = math.isqrt(max(tokens - prefix, 0))
-            if side > 0 and side**2 + prefix == tokens:
-                return (side, side), prefix
-        return None
+        return square_grid(tokens, self.prefixes)
 
     def _candidates(self, path: str) -> Iterator[_Size]:
         """Yield sizes of a grid: of windows, of the patches, of feature maps."""
@@ -269,6 +271,15 @@ class _Rule:
                 if height * width == grids * grid[0] * grid[1]:
                     return height // grid[0], width // grid[1]
         return 1, 1
+
+
+def square_grid(tokens: int, prefixes: Iterable[int]) -> tuple[_Size, int] | None:
+    """Return ((side, side), prefix) with prefix + side² = tokens, for the first prefix that fits, or None."""
+    for prefix in prefixes:
+        side = math.isqrt(max(tokens - prefix, 0))
+        if side > 0 and side**2 + prefix == tokens:
+            return (side, side), prefix
+    return None
 
 
 def _size(value: Any) -> _Size | None:

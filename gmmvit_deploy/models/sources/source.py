@@ -97,6 +97,11 @@ def _any_present(patterns: Iterable[str], names: list[str]) -> bool:
     return any(_present(pattern, names) for pattern in patterns)
 
 
+def batched(tensor: Tensor) -> Tensor:
+    """Add the dimension of the batch if needed: (N, D)  →  (1, N, D)."""
+    return tensor if tensor.dim() == 3 else tensor[None]
+
+
 BLOCK_OF_TIMM: Mapping[str, str] = {
     "attention_norm": "norm1",
     "attention.qkv": "attn.qkv",

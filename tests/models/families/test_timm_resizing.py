@@ -117,33 +117,16 @@ def saved(folder: Path, network: nn.Module) -> Path:
     return path
 
 
-BEIT = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "mlp_ratio": 2, "num_classes": 5}
+SMALL_VIT = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "mlp_ratio": 2, "num_classes": 5}
+SMALL_SWIN = {"patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 4], "num_classes": 5}
 SMALL: Mapping[str, tuple[str, dict[str, Any], int, int]] = {
-    "beit": ("beit_base_patch16_224", BEIT, 32, 48),
-    "beit with positions": ("beit_base_patch16_224", BEIT | {"use_abs_pos_emb": True}, 32, 48),
-    "swin": (
-        "swin_tiny_patch4_window7_224",
-        {"patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "num_classes": 5},
-        32,
-        48,
-    ),
-    "swin, the last window grows": (
-        "swin_tiny_patch4_window7_224",
-        {"patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 4], "window_size": 8, "num_classes": 5},
-        16,
-        32,
-    ),
+    "beit": ("beit_base_patch16_224", SMALL_VIT, 32, 48),
+    "beit with positions": ("beit_base_patch16_224", SMALL_VIT | {"use_abs_pos_emb": True}, 32, 48),
+    "swin": ("swin_tiny_patch4_window7_224", SMALL_SWIN | {"window_size": 4}, 32, 48),
+    "swin, the last window grows": ("swin_tiny_patch4_window7_224", SMALL_SWIN | {"window_size": 8}, 16, 32),
     "relpos": (
         "vit_relpos_small_patch16_224",
-        {
-            "patch_size": 8,
-            "embed_dim": 24,
-            "depth": 2,
-            "num_heads": 3,
-            "num_classes": 5,
-            "rel_pos_dim": None,
-            "rel_pos_type": "bias",
-        },
+        SMALL_VIT | {"rel_pos_dim": None, "rel_pos_type": "bias"},
         32,
         48,
     ),
@@ -206,20 +189,17 @@ def test_resizes_to_images_that_are_not_square() -> None:
     assert not turned.network.pos_embed.equal(model.network.pos_embed)  # type: ignore[arg-type]
 
 
-MASKED = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "mlp_ratio": 2, "num_classes": 5}
-
-
 def masked_file(folder: Path, kind: str, form: str) -> Path:
     from gmmvit_deploy.timm import add_masks
 
     torch.manual_seed(0)
-    network = timm.create_model("vit_tiny_patch16_224", **MASKED, img_size=32)
+    network = timm.create_model("vit_tiny_patch16_224", **SMALL_VIT, img_size=32)
     torch.save(add_masks(network, kind=kind, kernels=3, form=form).state_dict(), folder / "masked.pth")  # type: ignore[arg-type]
     return folder / "masked.pth"
 
 
 def masked_hints(form: str) -> LoadHints:
-    sizes = {"model": "vit_tiny_patch16_224", "model_args": MASKED, "image_size": 32, "resize_to": 48}
+    sizes = {"model": "vit_tiny_patch16_224", "model_args": SMALL_VIT, "image_size": 32, "resize_to": 48}
     return LoadHints(**sizes, closed_form=True if form == "closed" else None, interpolation="timm")
 
 
@@ -232,7 +212,7 @@ def test_masks_without_a_size_are_computed_again(kind: str, form: str, tmp_path:
     path = masked_file(tmp_path, kind, form)
     ours = load_checkpoint(path, masked_hints(form if kind == "gmm" else "stored"))
     network = add_masks(
-        timm.create_model("vit_tiny_patch16_224", **MASKED, img_size=48), kind=kind, kernels=3, form=form
+        timm.create_model("vit_tiny_patch16_224", **SMALL_VIT, img_size=48), kind=kind, kernels=3, form=form
     )  # type: ignore[arg-type]
     tensors = torch.load(path, weights_only=True)
     tensors["pos_embed"] = resample_abs_pos_embed(tensors["pos_embed"], [6, 6])

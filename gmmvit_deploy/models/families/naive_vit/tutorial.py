@@ -23,7 +23,7 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.shapes import Shapes, image_of_patches, infer_heads
-from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, tensors_of_layers
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, batched, tensors_of_layers
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def tensor_origins(spec: NaiveViTSpec, *, positions: str) -> TensorOrigins:
         "head.bias": "mlp.0.bias",
     }
     if spec.stored_positions:
-        origins["positions"] = Conversion(keys=(positions,), convert=_batched)
+        origins["positions"] = Conversion(keys=(positions,), convert=batched)
     layers = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.0", "mlp.2": "mlp.2"}
     for block in range(spec.depth):
         names = {f"blocks.{block}.{ours}": f"blocks.{block}.{theirs}" for ours, theirs in layers.items()}
@@ -101,11 +101,6 @@ def tensor_origins(spec: NaiveViTSpec, *, positions: str) -> TensorOrigins:
         origins[f"{qkv}.weight"] = Conversion(keys=tuple(f"{key}.weight" for key in keys), convert=_stacked_weights)
         origins[f"{qkv}.bias"] = Conversion(keys=tuple(f"{key}.bias" for key in keys), convert=_stacked)
     return origins
-
-
-def _batched(positions: Tensor) -> Tensor:
-    """Add the dimension of the batch if needed: (N, D)  →  (1, N, D)."""
-    return positions if positions.dim() == 3 else positions[None]
 
 
 def _stacked(*tensors: Tensor) -> Tensor:

@@ -29,11 +29,11 @@ from gmmvit_deploy.models.families.vit_pytorch.spec import AttentionKind, Embedd
 from gmmvit_deploy.models.sources.hints import LoadHints, Pool
 from gmmvit_deploy.models.sources.released import VIEWS
 from gmmvit_deploy.models.sources.shapes import Shapes, asked_pool, image_of_patches, infer_heads, known_pool
-from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, tensors_of_layers
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, batched, tensors_of_layers
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 
 _LAYERS = "transformer.layers"
@@ -191,9 +191,9 @@ def tensor_origins(spec: VitPytorchSpec, *, style: Style) -> TensorOrigins:
     pairs |= {"head_norm": f"{style.head}.0", "head": f"{style.head}.1"} if spec.head_norm else {"head": style.head}
     origins: dict[str, str | Conversion] = {}
     if spec.stored_positions:
-        origins["position_embedding"] = Conversion(keys=("pos_embedding",), convert=_batched)
+        origins["position_embedding"] = Conversion(keys=("pos_embedding",), convert=batched)
     if spec.class_token:
-        origins["class_token"] = Conversion(keys=("cls_token",), convert=_batched)
+        origins["class_token"] = Conversion(keys=("cls_token",), convert=batched)
     for i in range(spec.depth):
         ours, theirs = f"blocks.{i}", f"{_LAYERS}.{i}"
         branch = f"{theirs}.0.{style.branch}"
@@ -224,11 +224,6 @@ def _embedding_names(embedding: EmbeddingKind) -> dict[str, str]:
         f"{ours}.project": f"{theirs}.2",
         f"{ours}.token_norm": f"{theirs}.3",
     }
-
-
-def _batched(tensor: Tensor) -> Tensor:
-    """Add the dimension of the batch if needed: (N, D)  →  (1, N, D)."""
-    return tensor if tensor.dim() == 3 else tensor[None]
 
 
 def known_unused(spec: VitPytorchSpec) -> dict[str, str]:
