@@ -118,8 +118,11 @@ def token_grids(network: nn.Module, image_shape: tuple[int, int, int], *, only_t
 
 def unknown_grids(network: nn.Module, reason: str) -> TokenGrids:
     """Return the result for a network that cannot run without data."""
-    refusal = Refusal(module="", class_name=type(network).__name__, reason=reason)
-    return TokenGrids(placements=(), refusals=(refusal,), poolings=())
+    return TokenGrids(placements=(), refusals=(_refusal("", network, reason),), poolings=())
+
+
+def _refusal(path: str, owner: nn.Module, reason: str) -> Refusal:
+    return Refusal(module=path, class_name=type(owner).__name__, reason=reason)
 
 
 def _listed(refusals: tuple[Refusal, ...]) -> str:
@@ -133,28 +136,22 @@ def _listed(refusals: tuple[Refusal, ...]) -> str:
 
 
 def _refusals_of_network(network: nn.Module, *, any_size: bool) -> Iterator[Refusal]:
-    def refusal(module: str, owner: nn.Module, reason: str) -> Refusal:
-        return Refusal(module=module, class_name=type(owner).__name__, reason=reason)
-
     if "patch_coord" in inspect.signature(network.forward).parameters:
-        yield refusal("", network, "takes images of any grid (NaFlex), so the grid of the tokens is not fixed")
+        yield _refusal("", network, "takes images of any grid (NaFlex), so the grid of the tokens is not fixed")
     if any_size and getattr(network, "dynamic_img_size", False):
-        yield refusal(
-            "",
-            network,
-            "takes images of any size; create the model with dynamic_img_size=False (Swin: strict_img_size=True)",
-        )
+        reason = "takes images of any size; create the model with dynamic_img_size=False (Swin: strict_img_size=True)"
+        yield _refusal("", network, reason)
     for path, module in network.named_modules():
         if any_size and getattr(module, "dynamic_img_pad", False):
-            yield refusal(path, module, "pads images of any size; create the model with dynamic_img_pad=False")
+            yield _refusal(path, module, "pads images of any size; create the model with dynamic_img_pad=False")
         if "patch_drop" in path.rpartition(".")[2] and getattr(module, "prob", 0) > 0:
             reason = (
                 "training drops patches, so tokens are missing from the grid; create the model with patch_drop_rate=0"
             )
-            yield refusal(path, module, reason)
+            yield _refusal(path, module, reason)
         if isinstance(module, nn.MultiheadAttention):
             reason = "calls the fused attention function inside PyTorch, where gmmvit cannot replace the call"
-            yield refusal(path, module, reason)
+            yield _refusal(path, module, reason)
 
 
 class _Rule:
@@ -175,7 +172,7 @@ class _Rule:
             elif isinstance(outcome, Placement):
                 places.append(outcome)
             else:
-                refusals.append(self._refusal(call.module, outcome))
+                refusals.append(_refusal(call.module, self.network.get_submodule(call.module), outcome))
         answered = {call.module for call in self.run.calls}
         rows: dict[str, int] = {}
         for path, shape in self.run.softmaxes:
@@ -187,12 +184,8 @@ class _Rule:
                 poolings.append(owner)
             else:
                 reason = "computes the attention weights without the fused attention function"
-                refusals.append(self._refusal(owner, reason))
+                refusals.append(_refusal(owner, self.network.get_submodule(owner), reason))
         return TokenGrids(placements=tuple(places), refusals=tuple(refusals), poolings=tuple(poolings))
-
-    def _refusal(self, path: str, reason: str) -> Refusal:
-        class_name = type(self.network.get_submodule(path)).__name__
-        return Refusal(module=path, class_name=class_name, reason=reason)
 
     def _owner(self, path: str) -> str:
         """Return the path of the attention that computes a softmax; the softmax itself may be a submodule."""

@@ -17,7 +17,6 @@ from gmmvit_deploy.models.families.vit_pytorch.model import ReAttention
 from gmmvit_deploy.models.layers.proofs import change_modules, random_values
 from gmmvit_deploy.models.scores.heads import CentredHeadNorm, HeadMixing, HeadNorm
 from gmmvit_deploy.models.scores.scales import Scale
-from gmmvit_deploy.models.scores.step import Step
 
 _SMALLEST_WEIGHT = 2.0**-10
 """A head whose weight is smaller than this fraction of the largest weight keeps the weight in the norm: in half
@@ -37,7 +36,7 @@ def centre_head_mixing(model: nn.Module) -> tuple[str, ...]:
     """
 
     def centre(attention: ReAttention) -> bool:
-        (mixing_name, mixing), (norm_name, norm) = _mixing_and_norm(attention)
+        (mixing_name, mixing), (norm_name, norm) = attention.scores.steps_after()
         if not isinstance(norm, HeadNorm):
             return False
         weight = mixing.matrix().detach().double()
@@ -66,7 +65,7 @@ def merge_head_norm_into_values(model: nn.Module) -> tuple[str, ...]:
     """
 
     def merge(attention: ReAttention) -> bool:
-        _, (norm_name, norm) = _mixing_and_norm(attention)
+        _, (norm_name, norm) = attention.scores.steps_after()
         if not isinstance(norm, CentredHeadNorm):
             raise FoldError("run centre_head_mixing before merge_head_norm_into_values")
         if norm.weight is None or norm.bias is None:
@@ -107,11 +106,6 @@ def merge_scale_into_query(model: nn.Module) -> tuple[str, ...]:
 def _changed(what: str, model: nn.Module, change: Callable[[ReAttention], bool]) -> tuple[str, ...]:
     tokens = lambda attention: random_values(2, 5, _stacked(attention).in_features)  # noqa: E731
     return change_modules(what, model, ReAttention, change, tokens)
-
-
-def _mixing_and_norm(attention: ReAttention) -> tuple[tuple[str, Step], tuple[str, Step]]:
-    mixing, norm = attention.scores.steps_after()
-    return mixing, norm
 
 
 def _stacked(attention: ReAttention) -> nn.Linear:
