@@ -11,7 +11,7 @@ from jaxtyping import TypeCheckError
 
 from gmmvit_deploy.models.families.vit import VIT
 from gmmvit_deploy.models.layers.attention import heads_of
-from gmmvit_deploy.models.layers.blocks import PatchEmbedding
+from gmmvit_deploy.models.layers.patches import PatchEmbedding
 from gmmvit_deploy.models.scores.masks import squared_distances
 from gmmvit_deploy.models.specs import MaskSpec
 

@@ -1,6 +1,6 @@
 """Read the file of ``--model FILE.py:CLASS``, allow this process to run the file, and load a checkpoint into the class.
 
-Only this module calls `families.custom.permission.permit`. The bytes that are hashed are the bytes that run.
+Only this module calls `families.custom.spec.permit`. The bytes that are hashed are the bytes that run.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from gmmvit_deploy.checkpoints.reading import TensorFile, under_prefix
 from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits, without_training
 from gmmvit_deploy.errors import CheckpointError, InputError
 from gmmvit_deploy.files.writing import sha256_of_bytes
-from gmmvit_deploy.models.families.custom.permission import OwnFile, permit
-from gmmvit_deploy.models.families.custom.spec import CustomSpec
+from gmmvit_deploy.models.families.custom.spec import CustomSpec, OwnFile, permit
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints, own_class_of
 from gmmvit_deploy.models.sources.shapes import asked_image
@@ -100,8 +99,7 @@ def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> 
     Errors: InputError when the class cannot be used; CheckpointError when an option is missing or does not apply, or
     the tensors do not fit the class.
     """
-    from gmmvit_deploy.models.families.custom.model import classes_of
-    from gmmvit_deploy.models.families.custom.running import network_of_class
+    from gmmvit_deploy.models.families.custom.model import classes_of, network_of_class
 
     source = str(file.path)
     options = {

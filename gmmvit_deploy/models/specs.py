@@ -8,29 +8,12 @@ This package uses these letters in shapes: B batch, N tokens, H heads, d head di
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from gmmvit_deploy.errors import SpecError
-
-__all__ = [
-    "CHANNELS",
-    "INTERPOLATIONS",
-    "OUTPUTS",
-    "Interpolation",
-    "MaskKind",
-    "MaskSpec",
-    "ModelSpec",
-    "OutputName",
-    "input_shape",
-    "interpolation_named",
-    "require",
-    "require_counts",
-    "require_no_mask_with",
-    "require_stages",
-    "require_tiling",
-    "spec_to_json",
-]
 
 OutputName = Literal["logits", "features"]
 """An output of a network.  ``logits``: a number for each class.  ``features``: the pooled tokens before the head."""
@@ -76,6 +59,15 @@ def require_tiling(image_size: int, patch_size: int) -> None:
     )
 
 
+def plain_json(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a copy of JSON values.  name: the field, for messages.  Errors: SpecError for any other value."""
+    try:
+        copy: dict[str, Any] = json.loads(json.dumps(dict(values)))
+    except (TypeError, ValueError) as exc:
+        raise SpecError(f"{name}: expected JSON values: {exc}") from exc
+    return copy
+
+
 def require_no_mask_with(spec: ModelSpec, *flags: str) -> None:
     """Require that no named flag is True in a spec with a mask.  Errors: SpecError."""
     for flag in flags:
@@ -101,13 +93,12 @@ class MaskSpec:
     kind:        ``plain``: no mask; ``gmm``: Gaussian mixture mask; ``elm``: elementwise learnable mask;
                  ``decay``: a bias that decreases with the distance of two tokens, as in RMT.
     kernels:     K, the number of Gaussians in a mixture; 0 unless ``kind`` is ``gmm``.
-    shared:      True if all heads share a Gaussian mixture, False if each head has a separate mixture.
+    shared:      True if all heads share a Gaussian mixture.
     closed_form: True if the model was trained with the formula Σ α·exp(−d²/(2σ²+ε)) of the paper "Toward a Deeper
                  Understanding: RetNet Viewed through Convolution", computed from the token distances d. False if the
                  model was trained with the paper authors' released code, which raises the entries of a stored float32
                  base matrix to a power. Far from the diagonal, the entries of the stored matrix have underflowed to
-                 zero, so the two values of ``closed_form`` mean different networks.
-    Errors:      SpecError when the fields contradict each other.
+                 zero, so the two values mean different networks.
     """
 
     kind: MaskKind = "plain"
@@ -139,10 +130,8 @@ class MaskSpec:
 class ModelSpec:
     """Fields common to all models.  Abstract class: each family derives a spec.
 
-    family: the name of the family (`gmmvit_deploy.models.families`).  image_size: S, height and width in pixels.
-    classes: C, the number of classes; 0 for a network without a classifier.  mask: the mask on the attention scores.
-    channels: c, the image channels.
-    mask_kinds: the kinds of mask that the architecture supports.
+    image_size: S, height and width in pixels.  classes: C; 0 for a network without a classifier.
+    channels: c, the image channels.  mask_kinds: the kinds of mask that the architecture supports.
     headless: True if networks of the family can have no classifier.
     flags: the fields of variants, which JSON omits while they are False.
     Errors: SpecError when a value is invalid.
@@ -171,8 +160,8 @@ class ModelSpec:
 
     @property
     def image_shape(self) -> tuple[int, int]:
-        """(height, width) of the images in pixels.  A family with images that are not square overrides this."""
-        return (self.image_size, self.image_size)
+        """(height, width) of the images in pixels; ``image_width`` is a field of families with oblong images."""
+        return (self.image_size, getattr(self, "image_width", None) or self.image_size)
 
     @property
     def resizing(self) -> str:
@@ -194,6 +183,35 @@ class ModelSpec:
         """Number of heads of the first attention, which ``--set heads`` sets; None for a spec without ``heads``."""
         heads = getattr(self, "heads", None)
         return heads[0] if isinstance(heads, tuple) else heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchSpec(ModelSpec):
+    """A network on square patches whose blocks all have the same sizes.  Abstract class.
+
+    patch_size: p, in pixels.  dim: D, the width of the tokens.  mlp_dim: the hidden width of an mlp.
+    """
+
+    patch_size: int
+    dim: int
+    depth: int
+    heads: int
+    mlp_dim: int
+
+    def __post_init__(self) -> None:
+        ModelSpec.__post_init__(self)
+        require_counts(self, "patch_size", "dim", "depth", "heads", "mlp_dim")
+        require_tiling(self.image_size, self.patch_size)
+
+    @property
+    def grid(self) -> int:
+        """The number of patches along a side of the image."""
+        return self.image_size // self.patch_size
+
+    @property
+    def tokens(self) -> int:
+        """N: the number of patches, plus 1 for a class token; the field ``class_token`` says that a model has none."""
+        return self.grid**2 + int(getattr(self, "class_token", True))
 
 
 def input_shape(spec: ModelSpec) -> tuple[int, int, int]:

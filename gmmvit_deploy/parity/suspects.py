@@ -21,7 +21,7 @@ from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.folding.dead_masks import drop_dead_masks
 from gmmvit_deploy.models.layers.embeddings import flatten_channel_first
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.layers.shifted_patches import ShiftedViews
+from gmmvit_deploy.models.layers.patches import ShiftedViews
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.parity._image_mistakes import bgr, normalisations
 from gmmvit_deploy.parity.reference import Reference

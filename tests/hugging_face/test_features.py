@@ -9,7 +9,6 @@ import copy
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -87,26 +86,19 @@ BARE = {"add_pooling_layer": False}
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "hints", "message", "hint"),
+    ("name", "arguments", "message", "hint"),
     [
-        ("vit", {}, {"pool": "cls"}, "--set pool=cls is for a backbone, and ViTForImage", "leave --set pool out"),
-        ("vit_backbone", {}, {"only_features": False}, "ViTModel is a backbone without", "add --outputs features"),
-        ("vit_backbone", {}, {}, "which a linear layer of its own computes", "--set pool=cls .* or --set pool=pooler"),
-        ("vit_backbone", BARE, {}, "which a linear layer that the weights lack", "--set pool=cls"),
-        ("vit_backbone", BARE, {"pool": "pooler"}, "the weights have no tensor of the pooler", "--set pool=cls"),
-        ("vit_backbone", {}, {"pool": "mean"}, "--set pool=mean is not supported for ViTModel", "--set pool=cls"),
-        ("swin_backbone", {}, {"pool": "cls"}, "--set pool=cls: SwinModel has no class token", "leave --set pool out"),
-        ("vit_msn_backbone", {}, {}, "transformers computes no pooler_output", "--set pool=cls"),
-        ("ijepa_backbone", {}, {}, "transformers computes no pooler_output", "no class token either"),
-        ("resnet_backbone", {}, {}, r"expected features of shape \(2, 'D'\) .* got \(2, 8, 1, 1\)", "not a vector"),
+        ("vit_backbone", BARE, "which a linear layer that the weights lack", "--set pool=cls"),
+        ("ijepa_backbone", {}, "transformers computes no pooler_output", "no class token either"),
+        ("resnet_backbone", {}, r"expected features of shape \(2, 'D'\) .* got \(2, 8, 1, 1\)", "not a vector"),
     ],
 )
 def test_features_that_the_folder_does_not_state_are_asked_for(
-    name: str, arguments: dict[str, bool], hints: dict[str, Any], message: str, hint: str, tmp_path: Path
+    name: str, arguments: dict[str, bool], message: str, hint: str, tmp_path: Path
 ) -> None:
     folder = saved(name, tmp_path / name, built(name, arguments))
     with pytest.raises(GmmvitError, match=message) as caught:
-        load_checkpoint(folder, LoadHints(**{"only_features": True, **hints}))
+        load_checkpoint(folder, LoadHints(only_features=True))
     assert str(caught.value).startswith(str(folder))
     assert re.search(hint, caught.value.hint)
 

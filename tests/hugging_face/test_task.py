@@ -23,10 +23,6 @@ pytestmark = pytest.mark.integration
     [
         ("multi", None, None, "several labels; expected --task multi, got no --task", "add --task multi"),
         ("multi", "single", None, "expected --task multi, got --task single", "and --thresholds FILE"),
-        ("multi", "multi", None, "--task multi needs the probability", "add --thresholds FILE"),
-        ("multi", "multi", "0.5 0.5 0.5 0.5", "t.json: expected a number on each line", "such as --thresholds 0.5"),
-        ("multi", "multi", "[0.5, 0.5, 0.5, 0.5]", "t.json: expected 5 thresholds, one for each", "in the order of"),
-        ("multi", "multi", '{"a cat": 0.5}', "t.json: expected 5 thresholds, .*: a dog is missing", "each label once"),
         ("single", "multi", "[]", "expected --task single, got --task multi", "leave --task and --thresholds out"),
     ],
 )

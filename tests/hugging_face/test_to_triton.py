@@ -30,12 +30,10 @@ from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
-from gmmvit_deploy.serving.options import RepositoryOptions
-from gmmvit_deploy.serving.repository import repository_from_bundle
-from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.serving.server import TritonServer
 from tests.cli.terminal import gmmvit_here
-from tests.conftest import FREE_PORTS
 from tests.hugging_face.folders import LABELS, built, processed, saved
+from tests.timm.test_to_triton import one_server
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
@@ -132,13 +130,8 @@ def backbone(trained: Trained) -> Bundle:
 def served(
     exported: Bundle, tags: Bundle, backbone: Bundle, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    root = tmp_path_factory.mktemp("served")
-    (root / "models").mkdir()
-    for name, bundle in {"digits": exported, "tags": tags, "dinov2": backbone}.items():
-        repository = repository_from_bundle(bundle, root / name, RepositoryOptions(name=name, threads=1))
-        for model in repository.models:
-            (repository.path / model).rename(root / "models" / model)
-    with TritonServer(root / "models", options=ServerOptions(**FREE_PORTS)) as running:
+    bundles = {"digits": exported, "tags": tags, "dinov2": backbone}
+    with one_server(bundles, tmp_path_factory.mktemp("served")) as running:
         yield running
 
 

@@ -11,7 +11,7 @@ import onnx
 
 from gmmvit_deploy.models.families.rmt.model import DecomposedAttention, ManhattanAttention
 from gmmvit_deploy.models.families.rmt.spec import RMTSpec
-from gmmvit_deploy.models.layers.batch_norm import BATCH_NORM_EPS
+from gmmvit_deploy.models.layers.blocks import BATCH_NORM_EPS
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.models.families.small_models import Small
 from tests.planted.graph import GraphCopy, Other, Planted

@@ -149,15 +149,6 @@ def test_a_classifier_beside_the_network(tmp_path: Path, prefix: str, layer: str
         load_checkpoint(tmp_path / "net.pth", LoadHints(model="vit_small_patch16_224"))
 
 
-def test_more_than_a_linear_layer_beside_the_network(tmp_path: Path) -> None:
-    beside(tmp_path, "encoder", "head", nn.Sequential(nn.LayerNorm(24), nn.Linear(24, 3)))
-    with pytest.raises(
-        CheckpointError, match=r"under 'encoder\.', without a classifier; .*: head\.0\.weight \(24,\)"
-    ) as e:
-        load_checkpoint(tmp_path / "net.pth", LoadHints(model="vit_tiny_patch16_224", model_args=VIT))
-    assert "type --model FILE.py:CLASS" in e.value.hint
-
-
 @pytest.mark.parametrize("place", [(), ("head.fc",)], ids=["classifier of timm", "with Dropout"])
 @pytest.mark.parametrize("stated", [True, False], ids=["by the file", "by the user"])
 def test_older_names_of_a_swin(tmp_path: Path, place: tuple[str, ...], *, stated: bool) -> None:
@@ -187,13 +178,3 @@ def test_tensors_of_another_size_are_not_resampled(tmp_path: Path) -> None:
     torch.save(older, tmp_path / "net.pth")
     with pytest.raises(CheckpointError, match=r"relative_position_bias_table has shape \(49, 2\), expected \(225, 2\)"):
         load_checkpoint(tmp_path / "net.pth", LoadHints(model=SWIN_NAME, model_args={**SWIN, "window_size": 8}))
-
-
-def test_the_hint_for_a_file_without_a_name_leads_to_it(tmp_path: Path) -> None:
-    network = timm.create_model(SWIN_NAME, num_classes=3, **SWIN)
-    older = {key.replace("layers.1.downsample", "layers.0.downsample"): t for key, t in network.state_dict().items()}
-    torch.save({key.replace("head.fc.", "head."): tensor for key, tensor in older.items()}, tmp_path / "net.pth")
-    with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(tmp_path / "net.pth")
-    assert "type --model with timm's name of the architecture" in caught.value.hint
-    assert load_checkpoint(tmp_path / "net.pth", LoadHints(model=SWIN_NAME, model_args=SWIN)).spec.classes == 3

@@ -136,21 +136,3 @@ def test_a_classifier_of_the_linear_evaluation_is_chosen_by_its_name(tmp_path: P
         torch.testing.assert_close(loaded.model.double()(IMAGES), expected, rtol=0, atol=1e-12)
     with pytest.raises(GmmvitError, match="--set head_blocks=1, but the classifier"):
         load_checkpoint(path, replace(hints, head_blocks=1))
-
-
-def test_a_head_of_another_width_is_refused(tmp_path: Path) -> None:
-    path, _ = dinov2_file(tmp_path, "vit_small_patch14_dinov2")
-    head, _ = head_file(tmp_path, 2 * ARGS["embed_dim"], dino=False)
-    hints = LoadHints(model="vit_small_patch14_dinov2", model_args=ARGS, head=str(head), head_blocks=3)
-    with pytest.raises(
-        GmmvitError, match=r"reads 48 features, but .* has 72 features with --set head_blocks=3"
-    ) as caught:
-        load_checkpoint(path, hints)
-    assert caught.value.hint == "type --set head_blocks=2, or --set head_blocks=1 --set head_average=yes"
-
-
-def test_a_backbone_without_head_asks_for_the_head(tmp_path: Path) -> None:
-    path, _ = dinov2_file(tmp_path, "vit_small_patch14_dinov2")
-    with pytest.raises(GmmvitError, match="has no classifier") as caught:
-        load_checkpoint(path, LoadHints(model="vit_small_patch14_dinov2", model_args=ARGS))
-    assert "--head FILE" in caught.value.hint

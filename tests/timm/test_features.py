@@ -175,8 +175,3 @@ def test_the_teacher_of_a_dino_file_gives_features(tmp_path: Path, gmmvit: Comma
     with torch.no_grad(), OnnxRuntimeRunner(open_bundle(tmp_path / "b")) as runner:
         expected = network(torch.from_numpy(stored)).numpy()
         np.testing.assert_allclose(runner.run(stored), expected, rtol=0, atol=1e-4)
-
-
-def test_labels_without_logits_are_refused(gmmvit: Command, tmp_path: Path) -> None:
-    answer = gmmvit("export", "x.pth", "-o", tmp_path / "b", "--outputs", "features", "--labels", "a,b")
-    assert "--labels names the classes of the logits" in answer.stderr

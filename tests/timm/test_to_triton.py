@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -213,16 +214,22 @@ def bundles(folder_with_labels: Path, tmp_path_factory: pytest.TempPathFactory) 
     return {name: open_bundle(folder / name) for name in CASES}
 
 
-@pytest.fixture(scope="module")
-def served(bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """A server with network, preprocessing and ensemble of each case."""
-    models = tmp_path_factory.mktemp("timm_served") / "models"
+@contextmanager
+def one_server(bundles: Mapping[str, Bundle], root: Path) -> Iterator[TritonServer]:
+    """Start a server with network, preprocessing and ensemble of each bundle."""
+    models = root / "models"
     models.mkdir()
     for name, bundle in bundles.items():
-        written = repository_from_bundle(bundle, models.parent / name, RepositoryOptions(name=name, threads=1))
+        written = repository_from_bundle(bundle, root / name, RepositoryOptions(name=name, threads=1))
         for model in written.path.iterdir():
             model.rename(models / model.name)
     with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def served(bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    with one_server(bundles, tmp_path_factory.mktemp("timm_served")) as running:
         yield running
 
 

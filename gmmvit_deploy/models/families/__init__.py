@@ -91,7 +91,7 @@ def preset_spec(
 
     spt, lsa: True for the variants with shifted patch tokenisation and with locality self-attention. The released code
     of SPT and LSA reads a class token wherever the network has a class token.
-    Errors: SpecError when the name is not in `PRESETS`, or when the family has no such variants.
+    Errors: SpecError for a name that is not in `PRESETS`, and for a family without such variants.
     """
     spec = family_of_preset(name).presets[name](classes, image_size, mask)
     if not (spt or lsa):

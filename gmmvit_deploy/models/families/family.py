@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gmmvit_deploy.images.resize_rules import ResizeRule
 from gmmvit_deploy.models.sources.source import CheckpointSource
-from gmmvit_deploy.models.specs import Interpolation, MaskKind, MaskSpec, ModelSpec
+from gmmvit_deploy.models.specs import Interpolation, MaskKind, MaskSpec, ModelSpec, PatchSpec
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
 
-__all__ = ["Family", "LastBlock", "Mistake", "Network", "OwnPass", "Windows", "small_mask"]
-
 OwnPass = Callable[["Model"], tuple[str, ...]]
-"""A pass of a family, for folding (replacing steps by constants) or for GPU engines.
+"""A pass of a family, for folding or for GPU engines: changes a model, and returns the names of the changed modules.
 
-The pass changes a model in place and returns the names of the changed modules. A pass with a numeric proof
-raises FoldError when the proof fails. The record lists the passes in an order in which their requirements hold.
+A pass with a numeric proof raises FoldError when the proof fails. The record lists the passes in an order in which
+their requirements hold.
 """
 
 Mistake = tuple[str, Callable[["Model"], bool]]
@@ -32,12 +30,9 @@ Mistake = tuple[str, Callable[["Model"], bool]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastBlock:
-    """The last `layers.blocks.PreNormBlock` of a network, if the head reads only the first token or the mean of the
-    tokens.
+    """The last `layers.blocks.PreNormBlock` of a network whose head reads only the first or the mean of N tokens.
 
     name: the name of the block's module.
-    reads: ``first`` if the head reads the first token, ``mean`` if the head reads the mean of all tokens.
-    tokens: N, the number of tokens.
     """
 
     name: str
@@ -47,11 +42,7 @@ class LastBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """Division of a lattice of tokens into square windows.
-
-    grid, window: the number of tokens along a side of the lattice, and along a side of a window.
-    shift: the number of tokens by which the lattice is rolled up and to the left before the division.
-    """
+    """Division of a lattice of grid × grid tokens into square windows, after a roll up and to the left by ``shift``."""
 
     grid: int
     window: int
@@ -63,10 +54,9 @@ class Network:
     """The part of a record that needs torch.
 
     build:          spec → the PyTorch module with random weights
-    folding_passes: additional folding passes, which run after the passes on the attention scores and before
-                    `folding.last_block.narrow_last_block`
-    engine_passes:  additional passes for GPU engines, which run before `folding.engine_forms.pad_heads`
-    mistakes:       usual deployment mistakes that ``gmmvit parity`` names, beside those in the steps on the scores
+    folding_passes: run after the passes on the attention scores and before `folding.fold.narrow_last_block`
+    engine_passes:  run before `folding.engine_forms.pad_heads`
+    mistakes:       that ``gmmvit parity`` names, beside those in the steps on the scores
     """
 
     build: Callable[[Any], Model]
@@ -77,28 +67,22 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """The record of an architecture.
-
-    In the following list, ``arguments → result`` describes a function, and ``spec`` is a spec of this family.
+    """The record of an architecture.  ``arguments → result`` describes a function, ``spec`` is a spec of this family.
 
     name:           the name in the spec's JSON, in commands and in reports
-    spec:           the class of the family's specs, a subclass of `ModelSpec`
     network:        () → `Network`, which imports the PyTorch module and the passes when it is called
     sources:        the code bases that write checkpoint files of this family
     presets:        name → function (classes, image size, mask) → spec; no other family has a preset of the same name
-    mask_kinds:     the supported kinds of mask
     small:          mask → the spec of a small model, for tests
-    variants:       () → name → the spec of a small model for tests, for each variant that is no kind of mask, such as
-                    ``spt-lsa``
+    variants:       () → name → the spec of a small model for tests, for each variant that is no kind of mask
     blocks:         spec → names of the modules whose outputs ``gmmvit parity --localize`` compares, in execution order
     last_block:     spec → `LastBlock`, or None if folding must not change the last block
     windows:        spec → dict: name of an attention → `Windows`; an attention without an entry attends to all tokens
-    unavailable:    spec → the reason why this process cannot build the model, for example because the code of the model
-                    is in a file that the user did not name; empty if the process can build the model
+    unavailable:    spec → the reason why this process cannot build the model, such as code in a file that the user did
+                    not name; empty if it can
     resized:        (model, (height, width) in pixels, algorithm for position embeddings, or None if not known) →
                     the model for images of this size; None if no rule resizes models of this family
-    default_resize: the resize rule for images if neither the checkpoint nor the user states a rule; None if the user
-                    must state the rule
+    default_resize: the resize rule if neither the checkpoint nor the user states one; None if the user must state it
     proof:          model → None, a check of a model that was filled from a checkpoint; raises an error
     distributions:  Python packages that define the models, whose versions a bundle records
     """
@@ -127,6 +111,33 @@ class Family:
     def small_specs(self) -> dict[MaskKind, ModelSpec]:
         """Return a small spec for each supported kind of mask."""
         return {kind: self.small(small_mask(kind)) for kind in self.mask_kinds}
+
+
+SMALL: Mapping[str, Any] = {
+    "image_size": 16, "patch_size": 4, "classes": 5, "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 48,
+}  # fmt: skip
+"""Fields of `Family.small` of a family whose spec is a `PatchSpec`."""
+
+
+def plain_blocks(spec: PatchSpec) -> tuple[str, ...]:
+    """Return `Family.blocks` of a network of a patch embedding and blocks."""
+    return ("patch_embedding", *(f"blocks.{block}" for block in range(spec.depth)))
+
+
+def stage_blocks(
+    depths: tuple[int, ...], *, first: str = "patch_embedding", block: str = "blocks.{}", between: str
+) -> tuple[str, ...]:
+    """Return `Family.blocks` of a network in stages.  between: what follows a stage but the last."""
+    names = [first]
+    for stage, depth in enumerate(depths):
+        names += [f"stages.{stage}.{block.format(index)}" for index in range(depth)]
+        names += [between.format(stage)] if stage < len(depths) - 1 else []
+    return tuple(names)
+
+
+def last_of_blocks(spec: Any, reads: Literal["first", "mean"] = "first") -> LastBlock:
+    """Return the last of ``blocks``."""
+    return LastBlock(name=f"blocks.{spec.depth - 1}", reads=reads, tokens=spec.tokens)
 
 
 def small_mask(kind: MaskKind) -> MaskSpec:

@@ -33,9 +33,8 @@ def drop_dead_masks(model: Model) -> tuple[str, ...]:
 
     Requires: evaluation mode; folded masks; a scale that is not merged into the mask yet, because M · d^(−1/2) has no
     entries of exactly 1.
-    Unchanged: all masks, if the logits of random images are not finite, because they cannot be compared.
+    Unchanged: all masks, if the logits of random images are not finite.
     Ensures: the logits of random images are the same before and after the pass, bit for bit.
-    Errors: FoldError when a requirement or the end state does not hold.
     """
     if not any(can_be_dead(step) for _, scores in attention_scores(model) for _, step in scores.steps()):
         return ()
@@ -70,19 +69,16 @@ def dead_masks(model: Model) -> tuple[tuple[str, str], ...]:
     """Return (name of the attention, name of the step) for each mask without influence on the logits.
 
     The result depends on the architecture, and on which entries of the masks are exactly 1, but not on other trained
-    values. The function copies the model in float64, fills the copy with random weights, and runs random images. A mask
-    is dead if
+    values: it is that of a copy in float64 with random weights, for random images. A mask is dead if
 
     - new random values in place of all entries ≠ 1 leave the logits unchanged, bit for bit; and
-    - new random values in place of all entries = 1 change the logits. If the logits stay unchanged, the random network
-      does not read the attention, for example because softmax saturates, and the mask counts as live.
+    - new random values in place of all entries = 1 change the logits. Otherwise the random network does not read the
+      attention, for example because softmax saturates, and the mask counts as live.
 
-    The random values of the entries are independent, so the changes of several entries do not cancel in the logits.
-    The masks are examined from the last to the first, up to the first live mask: the outputs of earlier attentions are
-    inputs of its attention. A mask without entries of exactly 1, or only with such entries, counts as live without a
-    forward pass; with prefix tokens, a model needs about 4 forward passes. (The gradient of every entry would give the
-    same result, but autograd would store the attention weights of all layers.)
-    If the logits of the random network are not finite, the result is empty.
+    The random values are independent, so the changes of several entries do not cancel in the logits. The masks are
+    examined from the last to the first, up to the first live mask: the outputs of earlier attentions are inputs of its
+    attention. (The gradient of every entry would give the same result, but autograd would store the attention weights
+    of all layers.) If the logits of the random network are not finite, the result is empty.
     """
     candidates = [
         (layer, name)
@@ -108,12 +104,11 @@ def dead_masks(model: Model) -> tuple[tuple[str, str], ...]:
 
 
 def can_be_dead(step: Step) -> bool:
-    """Return whether a step is a mask, or a decay that leaves prefix tokens without a bias."""
     return step.role == "mask" or isinstance(step, PrefixBias)
 
 
 def _neutral(step: Step) -> float:
-    """Return the entry that does not change the scores: 1 for a step that multiplies, 0 for a step that adds."""
+    """Return the entry that does not change the scores."""
     return 0.0 if step.operation == "add" else 1.0
 
 
@@ -123,10 +118,7 @@ def _has_neutral_and_other_entries(step: Step) -> bool:
 
 
 class _RandomMask(Step):
-    """A mask with random values in place of all entries ≠ 1 of a trained mask, or of all entries ≠ 0 of a decay.
-
-    applied: a list that the mask adds itself to in each forward pass, so that the list has the order of the masks.
-    """
+    """A mask with random values in place of the entries that are not neutral.  ``applied``: the masks as they run."""
 
     role = "mask"
 

@@ -7,8 +7,18 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.layers.attention import SeparateProjections, masked_attentions, stacked_projection
-from gmmvit_deploy.models.layers.head_dims import padded_head_dim
 from gmmvit_deploy.models.layers.roles import with_role_of
+from gmmvit_deploy.models.layers.wide_heads import LARGEST_FUSED
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Round a head dim up to a head dim for which fused kernels need no copies: a multiple of 8, and at least 16.
+
+    Measured in tensorrt-rtx 1.7.1 (benchmarks/engines.py): head dims 6 and 8 do not fuse. Head dims 9, 12, 20
+    and 21 fuse, but copies before the kernel pad the heads, and copies after the kernel cut the padding off. Head dims
+    16, 24, 32 and 48 fuse without copies. Head dims above `LARGEST_FUSED` do not fuse and are returned unchanged.
+    """
+    return head_dim if head_dim > LARGEST_FUSED else max(16, -(-head_dim // 8) * 8)
 
 
 @torch.no_grad()
@@ -18,9 +28,7 @@ def pad_heads(model: nn.Module) -> tuple[str, ...]:
     The pass adds zero rows to the Q, K and V projections and zero columns to the output projection. The result is
     exact, because all additional summands are 0. The scale stays d^(−1/2).
     Unchanged: attentions without an output projection, which would have to cut the padding off.
-    Returns the names of the changed attentions.
-    Errors: FoldError when Q, K and V are already separate projections, or when padding changed the number of nonzero
-    weights of the output projection.
+    Errors: FoldError when Q, K and V are already separate projections, or when a nonzero weight got lost.
     """
     changed = []
     for name, attention in masked_attentions(model):
@@ -68,7 +76,7 @@ def separate_projections(model: nn.Module) -> tuple[str, ...]:
     With a stacked projection, the engine builder moves the Split before the matrix product, dequantises the weights,
     and runs the matrix product in half precision (measured in tensorrt-rtx 1.7.1). With separate projections, it merges
     the matrix products and runs the merged product in int8 or fp8.
-    Ensures: every weight is unchanged bit for bit.  Returns the names of the changed attentions.
+    Ensures: every weight is unchanged bit for bit.
     """
     changed = []
     for name, module in model.named_modules():

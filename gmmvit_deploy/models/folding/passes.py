@@ -11,10 +11,11 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.inference.precision import Role
+from gmmvit_deploy.models.layers.attention import query_rows
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
 from gmmvit_deploy.models.scores.step import Constant, Step
@@ -28,9 +29,7 @@ _WORDS: dict[Role, str] = {"mask": "mask", "score_bias": "bias", "scale": "scale
 
 @torch.no_grad()
 def fold_scales(model: nn.Module) -> tuple[str, ...]:
-    """Replace each trained scale by a constant.  A scale that is already a constant stays unchanged.
-
-    T = temperature, or T = exp(temperature)  →  the same T, stored as a constant
+    """Replace each trained scale by a constant: T = temperature, or T = exp(temperature)  →  the same T, stored.
 
     Requirements and end state: as for `fold_masks`.
     """
@@ -53,9 +52,7 @@ def fold_masks(model: nn.Module) -> tuple[str, ...]:
 
 @torch.no_grad()
 def fold_biases(model: nn.Module) -> tuple[str, ...]:
-    """Replace each bias B, which is added to the scores, by a constant, so that no table is read at run time.
-
-    B = table[index] + shift mask  →  the same B, stored as a constant
+    """Replace each bias by a constant: B = table[index] + shift mask  →  the same B, stored.
 
     Requirements and end state: as for `fold_masks`, but a bias may have entries −∞ if the step allows them.
     """
@@ -129,10 +126,7 @@ def merge_scale_into_mixing(model: nn.Module) -> tuple[str, ...]:
 
 
 def merge_scale_into(role: Role, name: str, scores: AttentionScores) -> bool:
-    """Merge each scale of an attention into the next step, if the next step has the role ``role``.
-
-    Returns True if a scale was merged.  Errors: FoldError when the scale or the step of ``role`` is not folded yet.
-    """
+    """Merge each scale of an attention into the next step, if this has the role ``role``; return True if one did."""
     merged = False
     while pair := _adjacent(scores, "scale", role):
         (scale_name, scale), (next_name, following) = pair
@@ -167,7 +161,6 @@ def require_constant_steps(model: nn.Module) -> None:
 
 
 def _fold_role(model: nn.Module, role: Role) -> tuple[str, ...]:
-    """Replace every step of ``role`` by a constant that equals the ``matrix()`` of the step bit for bit."""
     changed = []
     for name, scores in attention_scores(model):
         trained = [
@@ -208,3 +201,53 @@ def _require_foldable(name: str, step: Step, *, training: bool) -> None:
     sound = matrix.isfinite() | (matrix.isneginf() if step.allows_minus_infinity else False)
     if not bool(sound.all()):
         raise FoldError(f"{name}: the {what} has NaN or infinite entries")
+
+
+_TOKENS = 3
+
+
+@torch.no_grad()
+def merge_temperature_into_query(model: nn.Module) -> tuple[str, ...]:
+    """Multiply the rows of the Q projection by the temperatures.
+
+    t[h] · (W[h] x + b[h]) Kᵀ  →  (t[h]·W[h] x + t[h]·b[h]) Kᵀ, with W[h] and b[h] the rows of head h
+
+    Requires: folded scales.
+    Unchanged: the scale d^(−1/2), which is the same for all heads; a temperature behind another step; and an attention
+    whose Q projection is not a linear layer.
+    Ensures: no temperature is the first step of an attention with a linear Q projection, and in float64 the new Q
+    projection gives the old Q times the temperatures, up to rounding.
+    """
+    changed = []
+    for name, scores in attention_scores(model):
+        rows = query_rows(model.get_submodule(name))
+        while rows is not None and (first := _first_temperature(name, scores)):
+            step_name, step = first
+            linear, count = rows
+            temperatures = step.matrix().flatten()
+            factors = temperatures.repeat_interleave(count // len(temperatures))
+            before = _queries(linear, count)
+            linear.weight[:count] *= factors[:, None]
+            if linear.bias is not None:
+                linear.bias[:count] *= factors
+            if not torch.allclose(_queries(linear, count), before * factors.double(), rtol=1e-5, atol=1e-6):
+                raise FoldError(f"{name}: merge_temperature_into_query changed Q by more than rounding")
+            scores.put(step_name, None)
+            changed.append(name)
+    return tuple(dict.fromkeys(changed))
+
+
+def _first_temperature(name: str, scores: AttentionScores) -> tuple[str, Step] | None:
+    steps = scores.steps_before()
+    if not steps or steps[0][1].role != "scale":
+        return None
+    if not steps[0][1].is_constant:
+        raise FoldError(f"{name}: the temperature must be a constant; run fold_scales first")
+    return steps[0] if isinstance(steps[0][1], Constant) else None
+
+
+def _queries(linear: nn.Linear, rows: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(_TOKENS, linear.in_features, dtype=torch.float64, generator=generator)
+    bias = None if linear.bias is None else linear.bias[:rows].double()
+    return nn.functional.linear(tokens, linear.weight[:rows].double(), bias)

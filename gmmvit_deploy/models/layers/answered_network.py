@@ -9,7 +9,6 @@ result in place of this function. The scale, the mask and the bias are then modu
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import GmmvitError, SpecError
-from gmmvit_deploy.models.layers.fused_call import AnsweredAttention, FusedCall, answer_fused_call, fused_calls
+from gmmvit_deploy.models.layers.fused_call import AnsweredAttention, FusedCall, answer_fused_call, single_calls
 from gmmvit_deploy.models.layers.masked_attention import MaskedAttention
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.token_grids import Placement, TokenGrids, token_grids, unknown_grids
@@ -68,9 +67,8 @@ class AnsweredNetwork(Model):
         return f"{self.package} model {self.spec.description}"
 
     def answer_calls(self, masked: Mapping[str, Placement] | None = None) -> None:
-        """Replace the fused attention function in each module that calls the function once in a forward pass.
+        """Replace the fused attention function in each module that calls it once; the exporter decomposes other calls.
 
-        The exporter decomposes every other call.
         masked: path of an attention → the grid of its tokens, for the attentions with the mask of the spec.
         Errors: SpecError when a call masks the future, when heads of Q share K and V, or when the network does not take
         images of the spec.
@@ -90,15 +88,13 @@ class AnsweredNetwork(Model):
         try:
             # The network may keep tensors that its first run makes; under torch.device("meta") they would have no data.
             with torch.device("cpu"):
-                calls = fused_calls(self.network, input_shape(self.spec))
+                return single_calls(self.network, input_shape(self.spec))
         except GmmvitError:
             raise
         # The network is code of another package, which raises exceptions of any class.
         except Exception:
             self._require_run()
             return []
-        times = Counter(call.module for call in calls)
-        return [call for call in calls if times[call.module] == 1]
 
     @torch.no_grad()
     def _require_run(self) -> None:
@@ -146,8 +142,7 @@ def require_equal_logits(model: AnsweredNetwork, *, hint: str) -> None:
     """Check the shape of the logits (or features) of two random images, and, for a model without masks and heads of
     ours, that the float64 logits equal those of the unchanged network of the package with the same weights.
 
-    hint: what to do if the shape is another.
-    Errors: SpecError when the shape or the logits differ.
+    hint: what to do if the shape is another.  Errors: SpecError when the shape or the logits differ.
     """
     spec = model.spec
     images = torch.randn(2, *input_shape(spec), generator=torch.Generator().manual_seed(0))

@@ -52,17 +52,14 @@ def projected(projection: nn.Module, x: Float[Tensor, "*batch n dim"], parts: in
 def stacked_projection(module: nn.Module) -> tuple[str, int] | None:
     """Return (name of the attribute, number of parts) for the linear layer that computes Q, K and V, or K and V.
 
-    None for a module whose class declares no ``stacked_projection``; such a class applies the layer with `projected`.
+    None for a class that declares no ``stacked_projection``; a class that does applies the layer with `projected`.
     """
     declared: tuple[str, int] | None = getattr(type(module), "stacked_projection", None)
     return declared
 
 
 def query_rows(module: nn.Module) -> tuple[nn.Linear, int] | None:
-    """Return (linear layer, number of rows) for the rows that compute Q: the first rows of the layer, head by head.
-
-    The layer is the stacked projection, or ``query`` of a module that projects Q separately; else the result is None.
-    """
+    """Return (linear layer, number of its first rows, which compute Q head by head), or None without such a layer."""
     query = getattr(module, "query", None)
     if isinstance(query, nn.Linear):
         return query, query.out_features
@@ -76,8 +73,7 @@ def query_rows(module: nn.Module) -> tuple[nn.Linear, int] | None:
 class MaskedAttention(nn.Module):
     """Self-attention whose scores go through steps before and after softmax.
 
-    In Swin, ``qkv`` has a bias, and the input has an additional batch dimension for the windows.
-    projects_output: False if the attention has no output projection.
+    In Swin, the input has an additional batch dimension for the windows.
     windows: the number of windows that Swin's engine pass turned into heads; None if windows are no heads.
     """
 
@@ -123,10 +119,7 @@ def masked_attentions(model: nn.Module) -> Iterator[tuple[str, MaskedAttention]]
 
 
 def attentions_without_scores(model: nn.Module) -> tuple[str, ...]:
-    """Return the name of each module that declares a softmax but contains no `AttentionScores`.
-
-    Such a module is an attention without Q Kᵀ, such as external attention.
-    """
+    """Return the name of each attention without Q Kᵀ, which declares a softmax but contains no `AttentionScores`."""
     with_scores = {name for name, _ in attention_scores(model)}
     return tuple(
         name
@@ -143,9 +136,3 @@ def memories(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     for name, module in model.named_modules():
         for layer in getattr(type(module), "memories", ()):
             yield f"{name}.{layer}" if name else layer, module.get_submodule(layer)
-
-
-def attention_names(model: nn.Module) -> tuple[str, ...]:
-    """Return the name of each attention of a model, with or without Q Kᵀ, in the order of the modules."""
-    names = {*attentions_without_scores(model), *(name for name, _ in attention_scores(model))}
-    return tuple(name for name, _ in model.named_modules() if name in names)

@@ -1,4 +1,4 @@
-"""Modules shared by the families: `PatchEmbedding`, `Mlp`, and pre-norm transformer blocks.
+"""Modules shared by the families: `BatchNorm`, `Mlp`, and pre-norm transformer blocks.
 
 `PreNormBlock` has an attention of any kind; `Block` has a `MaskedAttention`.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -21,41 +22,6 @@ LAYER_NORM_EPS = 1e-5
 
 def layer_norm(dim: int) -> nn.LayerNorm:
     return nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
-
-
-def flat_patches(images: Float[Tensor, "batch channels h w"], side: int) -> Float[Tensor, "batch n values"]:
-    """Cut images into patches of ``side`` × ``side`` pixels, each flattened in the order (row, column, channel)."""
-    patches: Tensor = images.unflatten(3, (-1, side)).unflatten(2, (-1, side))
-    # (B, channel, row of the patch, row in the patch, column of the patch, column in the patch)
-    return patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
-
-
-def linear_filters(weight: Float[Tensor, "dim values"], side: int) -> Float[Tensor, "dim channels p p"]:
-    """Return the weight of a linear layer on `flat_patches` as a filter for each output feature."""
-    filters: Tensor = weight.detach().unflatten(1, (side, side, -1)).permute(0, 3, 1, 2)
-    return filters
-
-
-class PatchEmbedding(nn.Module):
-    """Apply a linear layer to each p×p patch, flattened in the order (row, column, channel).
-
-    view_count: the number of images whose patches the layer reads together: 1, or more with shifted copies.
-    """
-
-    view_count: ClassVar[int] = 1
-
-    def __init__(self, patch_size: int, dim: int, *, channels: int) -> None:
-        super().__init__()
-        self.patch_size = patch_size
-        self.project = with_role(nn.Linear(channels * patch_size**2, dim), "embedding")
-
-    def forward(self, images: Float[Tensor, "batch channels side side"]) -> Float[Tensor, "batch n dim"]:
-        projected: Tensor = self.project(flat_patches(images, self.patch_size))
-        return projected
-
-    def filters(self) -> Float[Tensor, "dim channels p p"]:
-        """Return the filter of each feature of a token; the channels of a view follow those of the view before it."""
-        return linear_filters(self.project.weight, self.patch_size)
 
 
 class Mlp(nn.Sequential):
@@ -80,8 +46,7 @@ class Mlp(nn.Sequential):
 class PreNormBlock(nn.Module):
     """Pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    gives: the output of the block: ``tokens`` for all tokens, ``first`` for only the first token, ``mean`` for the mean
-    of the tokens. Only `folding.last_block` sets ``first`` or ``mean``.
+    gives: all tokens, or, after `folding.fold.narrow_last_block`, only the first token or the mean of the tokens.
     """
 
     gives: Literal["tokens", "first", "mean"]
@@ -123,3 +88,42 @@ class Block(PreNormBlock):
             projects_output=not (heads == 1 and head_dim == dim),
         )
         super().__init__(dim=dim, mlp_dim=mlp_dim, attention=attention)
+
+
+BATCH_NORM_EPS = 1e-5
+
+
+class BatchNorm(nn.Module):
+    """BatchNorm in evaluation: y = weight · (x − running_mean) / √(running_var + eps) + bias, for each feature."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    role: Role = "norm"
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.eps = BATCH_NORM_EPS
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+        self.register_buffer("running_mean", torch.zeros(dim))
+        self.register_buffer("running_var", torch.ones(dim))
+
+    def forward(self, x: Float[Tensor, "batch dim *rest"]) -> Float[Tensor, "batch dim *rest"]:
+        return nn.functional.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
+        )
+
+    def affine(self) -> tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]]:
+        """Return (s, t) with y = s · x + t for each feature, in float64."""
+        scale = self.weight.double() / (self.running_var.double() + self.eps).sqrt()
+        return scale, self.bias.double() - scale * self.running_mean.double()
+
+
+def with_other_epsilon(model: nn.Module, norms: type[nn.Module] = BatchNorm) -> bool:
+    """Make a mistake: give each norm the default epsilon of another framework, 1e-3.  Return False without norms."""
+    changed = False
+    for norm in model.modules():
+        if isinstance(norm, norms):
+            norm.eps = 1e-3  # type: ignore[assignment]  # nn.Module types every attribute as a tensor or module
+            changed = True
+    return changed

@@ -17,22 +17,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gmmvit_deploy.models.layers.blocks import PatchEmbedding
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.patches import PatchEmbedding, ShiftedPatches, unfolded_filters
 from gmmvit_deploy.models.layers.roles import layer_role
-from gmmvit_deploy.models.layers.shifted_patches import ShiftedPatches
-from gmmvit_deploy.models.layers.unfolding import unfolded_filters
+from gmmvit_deploy.models.layers.token_grids import UNMARKED_PREFIXES, square_grid
 
 _NAMES = frozenset({"position_embedding", "positions", "pos_embed", "pos_embedding"})
-_PREFIXES = (0, 1, 2)  # a class token, a class and a distillation token; a network of timm states its number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PatchFilters:
-    """The filters of a patch embedding.
+    """The filters (D, V · c, rows, columns) of a patch embedding, view after view.
 
     name: the name of the layer.  views: V, the number of images that the layer reads together: 1, or 5 with SPT.
-    filters: (D, V · c, rows, columns), view after view.
     """
 
     name: str
@@ -42,10 +39,9 @@ class PatchFilters:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PositionEmbeddings:
-    """Position embeddings of the tokens.
+    """Position embeddings (prefix + rows · columns, D), first of the prefix tokens, then of the patches.
 
-    name: the name of the tensor.  positions: (prefix + rows · columns, D), first the prefix tokens, then the patches.
-    grid: (rows, columns) of the patches.  prefix: the number of prefix tokens, such as a class token.
+    name: the name of the tensor.  grid: (rows, columns).  prefix: the number of prefix tokens, such as a class token.
     stored: False if the network computes the tensor from its sizes, so that no checkpoint stores the tensor.
     """
 
@@ -99,23 +95,18 @@ def _place(model: Model, tokens: int) -> tuple[tuple[int, int], int] | None:
     network = getattr(model, "network", None)
     size = getattr(getattr(network, "patch_embed", None), "grid_size", None)
     known = getattr(network, "num_prefix_tokens", 0)
-    prefixes = (*_PREFIXES, known) if isinstance(known, int) else _PREFIXES
+    prefixes = (*UNMARKED_PREFIXES, known) if isinstance(known, int) else UNMARKED_PREFIXES
     if isinstance(size, tuple | list) and len(size) == 2 and tokens - math.prod(size) in prefixes:
         return (int(size[0]), int(size[1])), tokens - math.prod(size)
-    for prefix in prefixes:
-        side = math.isqrt(max(tokens - prefix, 0))
-        if side > 0 and side**2 + prefix == tokens:
-            return (side, side), prefix
-    return None
+    return square_grid(tokens, prefixes)
 
 
 @torch.no_grad()
 def flatten_channel_first(model: nn.Module) -> bool:
     """Make a model compute what the same weights give on patches that are flattened as (channel, row, column).
 
-    The linear layers of this package read patches in the order (row, column, channel), as vit-pytorch and the code of
-    SPT and LSA do. A convolution has the other order, so copies of these networks often confuse the two.
-    Returns True if the model changed.
+    Linear patch embeddings read (row, column, channel), as in vit-pytorch and the code of SPT and LSA; a convolution
+    has the other order, so copies of these networks often confuse the two.  Returns True if the model changed.
     """
     changed = False
     for module in model.modules():

@@ -11,9 +11,11 @@ of a network.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import cache
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its common name
@@ -22,9 +24,35 @@ from torch.overrides import TorchFunctionMode
 
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.layers.subclasses import replace_methods
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.biases import PassedBias
+
+Methods: TypeAlias = Callable[..., Mapping[str, Any]]
+"""Function (original class, further arguments) → name of a method → function.  Defined at the level of a module."""
+
+
+def replace_methods(module: nn.Module, methods: Methods, *arguments: str) -> None:
+    """Change the class of ``module``, of another package, to a subclass with the methods that ``methods`` returns.
+
+    Copies and pickled modules keep the subclass: it pickles as the original class, ``methods`` and its ``arguments``.
+    """
+    original: Any = type(module)
+    module.__class__ = _subclass(original, methods, arguments)
+
+
+@cache  # so that two copies of a module have the same class
+def _subclass(original: type, methods: Methods, arguments: tuple[str, ...]) -> type:
+    def reduce(self: Any, protocol: Any) -> Any:
+        return _restored, (original, methods, arguments), self.__dict__
+
+    name = f"{original.__name__}With{methods.__name__.title().replace('_', '')}"
+    return type(name, (original,), {**methods(original, *arguments), "__reduce_ex__": reduce})
+
+
+def _restored(original: type, methods: Methods, arguments: tuple[str, ...]) -> Any:
+    subclass: Any = _subclass(original, methods, arguments)
+    return subclass.__new__(subclass)
+
 
 Answer = Callable[..., Tensor]
 DRY_IMAGES = 2
@@ -35,10 +63,8 @@ DRY_IMAGES = 2
 class FusedCall:
     """A call of the fused attention function in a forward pass of a network.
 
-    module: the path of the module that calls the function.
-    query, key: the shapes of Q and K, for example (batch, heads, tokens, head dim).
-    bias: the shape of the call's ``attn_mask``, or None without ``attn_mask``.
-    scale: the factor of Q Kᵀ: the call's ``scale``, or d^(−1/2) with the head dim d.
+    module: the path of the module that calls the function.  query, key: the shapes of Q and K.
+    bias: the shape of the call's ``attn_mask``, or None.  scale: the factor of Q Kᵀ.
     """
 
     module: str
@@ -89,8 +115,7 @@ class AnsweredAttention(nn.Module):
     """Compute after(softmax(before(Q Kᵀ))) V for a call of the fused attention function.
 
     scores: a step `PassedBias` adds the call's ``attn_mask``.
-    windows: the number of windows in an image if ``attn_mask`` differs between them, else None. Window w of image b has
-    the index b · windows + w in the first dimension of Q.
+    windows: the number of windows in an image if ``attn_mask`` differs between them, else None.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product"}
@@ -101,11 +126,7 @@ class AnsweredAttention(nn.Module):
         self.windows = windows
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dropout: float = 0.0) -> Tensor:
-        """Return the attention's output, in the shape of Q.
-
-        query, key, value: (batch, heads, tokens, head dim), or (batch · windows, heads, tokens, head dim) with windows.
-        bias: the call's ``attn_mask``, or None.  dropout: the share of attention weights that training drops.
-        """
+        """Return the attention's output, in the shape of Q: (batch [· windows], heads, tokens, head dim)."""
         if self.windows is not None:
             query, key, value = (part.unflatten(0, (-1, self.windows)) for part in (query, key, value))
             bias = None if bias is None else bias.unflatten(0, (-1, self.windows))
@@ -120,11 +141,8 @@ class AnsweredAttention(nn.Module):
 
 
 def answer_fused_call(attention: nn.Module, name: str, answer: nn.Module) -> None:
-    """Make ``attention`` call ``answer`` in place of the fused attention function.
+    """Make ``attention``, which calls the fused attention function once, call its new submodule ``answer`` instead.
 
-    attention: a module whose forward calls the function exactly once. It can still be copied, trained, compiled and
-    pickled, and ``isinstance`` still returns True.
-    name: the name under which ``answer`` becomes a submodule of ``attention``.
     answer: a module with the signature of `AnsweredAttention.forward`.
     """
     attention.add_module(name, answer)
@@ -165,16 +183,18 @@ def use_fused_calls(network: nn.Module) -> None:
             module.fused_attn = True  # type: ignore[assignment]  # nn.Module types every attribute as tensor or module
 
 
-def fused_calls(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[FusedCall, ...]:
-    """Return the calls of the fused attention function in a `dry_run`, in order."""
-    return tuple(dry_run(network, image_shape).calls)
+def single_calls(network: nn.Module, image_shape: tuple[int, int, int]) -> list[FusedCall]:
+    """Return the calls of the fused attention function in a `dry_run`, of modules that make a single call."""
+    calls = dry_run(network, image_shape).calls
+    times = Counter(call.module for call in calls)
+    return [call for call in calls if times[call.module] == 1]
 
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
     """The shapes of a forward pass, in the order of the pass.
 
-    calls: of the fused attention function.  inputs: path of a module → the shape of its first tensor.
+    inputs: path of a module → the shape of its first tensor.
     maps: (height, width) of every feature map that a convolution or a pooling returned.
     softmaxes: (path of the module, shape) of every softmax over the last dimension.
     """
@@ -189,7 +209,6 @@ class DryRun:
 def dry_run(network: nn.Module, image_shape: tuple[int, int, int]) -> DryRun:
     """Run a copy of ``network`` on two images on PyTorch's meta device, which computes shapes and no values.
 
-    image_shape: (channels, height, width).
     Errors: SpecError when an attention calls the fused attention function with ``is_causal`` or ``enable_gqa``.
     """
     shapes_only = copy.deepcopy(network).to("meta").eval()

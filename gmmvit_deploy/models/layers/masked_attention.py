@@ -14,8 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import SpecError
-from gmmvit_deploy.models.layers.fused_call import AnsweredAttention
-from gmmvit_deploy.models.layers.subclasses import replace_methods
+from gmmvit_deploy.models.layers.fused_call import AnsweredAttention, replace_methods
 from gmmvit_deploy.models.layers.token_grids import Placement
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.biases import ManhattanDecay, PassedBias, PrefixBias, retention_decays
@@ -38,9 +37,7 @@ authors' released code."""
 class MaskedAttention(AnsweredAttention):
     """Compute masked attention for a call of the fused attention function.
 
-    place: the grid of the attention's tokens.  spec: the mask; not ``plain``.
-    bias: the step that adds the call's ``attn_mask``, or None if the call has no ``attn_mask``.
-
+    spec: the mask; not ``plain``.  bias: the step that adds the call's ``attn_mask``; None if the call has none.
     This module holds the tensors of the mask in place of the step, so their names in the state dict are short:
 
     alpha, sigma: (K, H, 1, 1), or (K, 1, 1, 1) if all heads share the mixture.
@@ -66,11 +63,7 @@ class MaskedAttention(AnsweredAttention):
         self._take_tensors(step)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dropout: float = 0.0) -> Tensor:
-        """As `AnsweredAttention.forward`.
-
-        Errors: SpecError when the number of tokens differs from the grid of the mask, or when the call has an
-        ``attn_mask`` that no step adds.
-        """
+        """As `AnsweredAttention.forward`.  Errors: SpecError for another number of tokens, or a new ``attn_mask``."""
         if query.shape[-2] != self.tokens or key.shape[-2] != self.tokens:
             raise SpecError(
                 f"mask on the attention scores: expected {self.tokens} tokens, got {query.shape[-2]}; the mask is "

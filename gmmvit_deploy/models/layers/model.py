@@ -20,9 +20,7 @@ class Model(nn.Module):
     """Abstract base class: each family derives its model class from `Model`.
 
     foreign: True if another package defines the network, so that the modules do not declare the roles of operators.
-    unfolded_patches: (name, side) of the first linear layer, if it reads overlapping patches of side × side pixels that
-    an `Unfold` cuts, or a norm of these patches; otherwise None.
-    spec: the spec that the model was built from.
+    unfolded_patches: (name, side) of the first linear layer, if it reads overlapping patches that an `Unfold` cuts.
     outputs: the outputs that `answers` returns and that export writes.
     returns_all: True if ``forward`` returns all outputs, as a tuple: only while the model is exported.
     forward: images (B, c, S, S), normalised, float32 → the first of the outputs: logits (B, C), or features (B, D).
@@ -35,10 +33,9 @@ class Model(nn.Module):
     spec: ModelSpec
 
     def logits_and_features(self, images: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return (logits, features).  Features (B, D) are the pooled tokens that the classifier head reads.
+        """Return (logits, features), with None for what the model does not have.  Features (B, D): the head reads them.
 
-        An output that the model does not have, or that is not in ``outputs``, can be None. A model that overrides
-        ``forward`` in place of this method has logits and no features.
+        A model that overrides ``forward`` in place of this method has logits and no features.
         """
         if type(self).forward is Model.forward:
             raise NotImplementedError
@@ -68,15 +65,9 @@ class Model(nn.Module):
                 yield name, layer
 
     def observed_grids(self) -> TokenGrids | None:
-        """Return the grids of the tokens of each attention, with paths in ``network``, if another package defines it.
-
-        None for a network of this package, whose patches form squares.
-        """
+        """Return the grids of the tokens of each attention of a foreign network; None if all patches form squares."""
         return None
 
     def why_no_rollout(self) -> str:
-        """Return why an attention rollout does not describe the logits; "" if it does.
-
-        A rollout describes a head that reads the tokens of the last block, each with the same weight.
-        """
+        """Return why an attention rollout, which assumes equal weights of the last tokens, is wrong, or ""."""
         return ""

@@ -1,4 +1,4 @@
-"""Position embeddings at another image size: resample the embeddings of the patches on another grid.
+"""Positions of tokens: sinusoids; position embeddings and bias tables at another image size, resampled on another grid.
 
 P'[y, x] = Σ_{i,j} w((i − v(y)) / a) · w((j − u(x)) / b) · P[i, j]        divided by the sum of the weights
 
@@ -26,6 +26,12 @@ In the formula, b is the a of the columns. For random embeddings of unit varianc
 results of two algorithms is 0.26 to 1.13 (4 × 4 patches to 6 × 6 or 3 × 3), so the algorithm is part of the model. No
 algorithm changes the embeddings of the prefix tokens (class token, distillation token, registers), and no algorithm
 changes P if the grids are equal.
+
+A relative position bias table (Swin, BEiT, relpos, MaxViT of timm) has a bias for each head and each offset
+(Δrow, Δcolumn) of two tokens in a window. timm's ``resize_rel_pos_bias_table``, with which timm loads a file into a
+model of another image size, interpolates linearly between offsets whose distances grow geometrically: the ratio makes
+the offsets of the old window cover those of the new one, and the biases of near tokens change less than those of far
+tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +42,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.errors import InputError, MissingDependencyError
 from gmmvit_deploy.models.specs import Interpolation
 
 Grid = tuple[int, int]
@@ -58,10 +64,8 @@ def resample_positions(
     """Return the position embeddings for a grid of another size, in float32.
 
     positions: (1, prefix + rows·columns, D), first the prefix tokens, then the patches row by row.
-    prefix: the number of prefix tokens that have a position embedding; 0 if only the patches have one.
-    old_grid: by default a square grid.
-    Errors: InputError when ``positions`` do not fit the old grid, when the new grid is empty, or when the algorithm
-    does not support a grid that is not square.
+    prefix: the number of prefix tokens that have a position embedding.  old_grid: by default a square grid.
+    Errors: InputError when ``positions`` do not fit the old grid, or the algorithm supports only square grids.
     """
     if min(new_grid) < 1:
         raise InputError(f"new grid of patches: expected at least 1 row and 1 column, got {_words(new_grid)}")
@@ -125,3 +129,59 @@ def _refuse_oblong(interpolation: Interpolation, old_grid: Grid, new_grid: Grid)
 
 def _words(grid: Grid) -> str:
     return f"{grid[0]} × {grid[1]}"
+
+
+_LONGEST_WAVE = 10000.0
+
+
+def sinusoidal_positions(tokens: int, dim: int) -> Float[Tensor, "1 n dim"]:
+    """Return the sinusoids P for tokens i and features j of the width D, in float32, rounded from float64.
+
+    P[i, j] = sin(i / 10000^(j/D)) for even j,  cos(i / 10000^((j−1)/D)) for odd j
+    """
+    columns = torch.arange(dim)
+    even = columns - columns % 2
+    angles = torch.arange(tokens, dtype=torch.float64)[:, None] / _LONGEST_WAVE ** (even.double() / dim)
+    return torch.where(columns % 2 == 0, angles.sin(), angles.cos()).float()[None]
+
+
+_CLASS_TOKEN_ROWS = 3  # BEiT: class token to patch, patch to class token, class token to itself
+
+
+def resample_bias_table(
+    table: Float[Tensor, "offsets heads"], *, old_window: Grid, new_window: Grid
+) -> Float[Tensor, "new_offsets heads"]:
+    """Return the table for a window of another size, in float32.
+
+    table: ((2·rows − 1)·(2·columns − 1), H), or 3 rows more with a class token (BEiT), which stay at its end.
+    Errors: InputError when the table does not fit the old window, or a window that changes has a single row or column.
+    """
+    extra = table.shape[0] - _offsets(old_window)
+    if extra not in (0, _CLASS_TOKEN_ROWS):
+        raise InputError(
+            f"relative position bias table: expected {_offsets(old_window)} rows for a window of {old_window[0]} × "
+            f"{old_window[1]} tokens, or {_CLASS_TOKEN_ROWS} rows more with a class token, got {table.shape[0]} rows"
+        )
+    if old_window == new_window:
+        return table.float()
+    if min(*old_window, *new_window) < 2:
+        raise InputError(
+            "relative position bias table: a window with a single row or column has no offsets to interpolate between; "
+            f"expected windows of at least 2 × 2 tokens, got {old_window[0]} × {old_window[1]} and "
+            f"{new_window[0]} × {new_window[1]}"
+        )
+    try:
+        from timm.layers.pos_embed_rel import resize_rel_pos_bias_table
+    except ModuleNotFoundError as exc:
+        raise MissingDependencyError("timm", extra="timm") from exc
+    resized: Tensor = resize_rel_pos_bias_table(
+        table.float(),
+        new_window_size=new_window,
+        new_bias_shape=(_offsets(new_window) + extra, table.shape[1]),
+        old_window_size=old_window,
+    )
+    return resized
+
+
+def _offsets(window: Grid) -> int:
+    return (2 * window[0] - 1) * (2 * window[1] - 1)

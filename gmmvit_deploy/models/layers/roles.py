@@ -31,10 +31,7 @@ def with_role(layer: _Layer, role: Role) -> _Layer:
 
 
 def with_role_of(other: nn.Module, layer: _Layer) -> _Layer:
-    """Set the role of ``layer`` to the role of ``other``, if ``other`` has a role, and return ``layer``.
-
-    other: the layer that ``layer`` replaces.
-    """
+    """Give ``layer``, which replaces ``other``, the role of ``other`` if it has one, and return ``layer``."""
     role = layer_role(other)
     return layer if role is None else with_role(layer, role)
 
@@ -46,9 +43,6 @@ def layer_role(layer: nn.Module) -> Role | None:
 
 
 def operator_role(module: nn.Module, operator: str) -> Role | None:
-    """Return the role that the module's class declares for a PyTorch operator, or None.
-
-    operator: the name without namespace and overload, such as ``add`` for ``aten.add.Tensor``.
-    """
+    """Return the role that the module's class declares for an operator, such as ``add`` for ``aten.add.Tensor``."""
     declared: Mapping[str, Role] = getattr(type(module), "operator_roles", {})
     return declared.get(operator)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,20 +21,11 @@ from torch import nn
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.models.layers.fused_call import DRY_IMAGES, DryRun, FusedCall, dry_run, use_fused_calls
 
-__all__ = [
-    "Placement",
-    "Refusal",
-    "TokenGrids",
-    "placements",
-    "require_placements",
-    "token_grids",
-    "unknown_grids",
-]
-
 _Size: TypeAlias = "tuple[int, int]"
 
 _WINDOW_ATTRIBUTES = ("window_size", "partition_size", "ws")  # where timm's modules store the size of a window
-_UNMARKED_PREFIXES = (0, 1, 2)  # prefix tokens that a network without ``num_prefix_tokens`` may have
+UNMARKED_PREFIXES = (0, 1, 2)
+"""Numbers of prefix tokens that a network without ``num_prefix_tokens`` may have: a class and a distillation token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +35,8 @@ class Placement:
     module: the path of the attention module in the network.
     prefix: the number of tokens before the grid, for example a class token.
     grid: (rows, columns); the tokens of the grid are numbered row by row.
-    heads: H, the number of heads.
-    unit: the distance between neighbours of the grid in positions of the feature map, for rows and for columns: (1, 1),
-    except for a dilated grid, for example in the grid attention of MaxViT. A mask measures distances in steps of the
-    grid.
-    call: the call of the fused attention function.
+    unit: how many rows and columns of the feature map lie between neighbours of the grid: (1, 1), except for a dilated
+    grid, for example in the grid attention of MaxViT. A mask measures distances in steps of the grid.
     """
 
     module: str
@@ -78,10 +66,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenGrids:
-    """The result of a dry run.
+    """The attentions of a dry run, in its order: those that can take a mask, and those that cannot.
 
-    placements: the attentions that can take a mask, in the order of the run.
-    refusals: the attentions between tokens that cannot take a mask.
     poolings: the paths of the attentions of a single token to all tokens. A mask on distances does not apply to them.
     """
 
@@ -93,7 +79,6 @@ class TokenGrids:
 def placements(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[Placement, ...]:
     """Return the placement of every attention between the tokens of ``network``.
 
-    image_shape: (channels, height, width).
     Errors: SpecError when an attention cannot take a mask, with a reason for each class of attention, and when the
     network has no attention that can take a mask.
     """
@@ -120,7 +105,6 @@ def require_placements(network: nn.Module, grids: TokenGrids) -> tuple[Placement
 def token_grids(network: nn.Module, image_shape: tuple[int, int, int], *, only_this_shape: bool = False) -> TokenGrids:
     """Run ``network`` once without data, and return the grids and the refusals.  ``network`` does not change.
 
-    image_shape: (channels, height, width).
     only_this_shape: True if all images have this shape, so that a network for images of any size is not refused.
     Errors: SpecError when an attention calls the fused attention function with ``is_causal`` or ``enable_gqa``.
     """
@@ -134,8 +118,11 @@ def token_grids(network: nn.Module, image_shape: tuple[int, int, int], *, only_t
 
 def unknown_grids(network: nn.Module, reason: str) -> TokenGrids:
     """Return the result for a network that cannot run without data."""
-    refusal = Refusal(module="", class_name=type(network).__name__, reason=reason)
-    return TokenGrids(placements=(), refusals=(refusal,), poolings=())
+    return TokenGrids(placements=(), refusals=(_refusal("", network, reason),), poolings=())
+
+
+def _refusal(path: str, owner: nn.Module, reason: str) -> Refusal:
+    return Refusal(module=path, class_name=type(owner).__name__, reason=reason)
 
 
 def _listed(refusals: tuple[Refusal, ...]) -> str:
@@ -149,28 +136,22 @@ def _listed(refusals: tuple[Refusal, ...]) -> str:
 
 
 def _refusals_of_network(network: nn.Module, *, any_size: bool) -> Iterator[Refusal]:
-    def refusal(module: str, owner: nn.Module, reason: str) -> Refusal:
-        return Refusal(module=module, class_name=type(owner).__name__, reason=reason)
-
     if "patch_coord" in inspect.signature(network.forward).parameters:
-        yield refusal("", network, "takes images of any grid (NaFlex), so the grid of the tokens is not fixed")
+        yield _refusal("", network, "takes images of any grid (NaFlex), so the grid of the tokens is not fixed")
     if any_size and getattr(network, "dynamic_img_size", False):
-        yield refusal(
-            "",
-            network,
-            "takes images of any size; create the model with dynamic_img_size=False (Swin: strict_img_size=True)",
-        )
+        reason = "takes images of any size; create the model with dynamic_img_size=False (Swin: strict_img_size=True)"
+        yield _refusal("", network, reason)
     for path, module in network.named_modules():
         if any_size and getattr(module, "dynamic_img_pad", False):
-            yield refusal(path, module, "pads images of any size; create the model with dynamic_img_pad=False")
+            yield _refusal(path, module, "pads images of any size; create the model with dynamic_img_pad=False")
         if "patch_drop" in path.rpartition(".")[2] and getattr(module, "prob", 0) > 0:
             reason = (
                 "training drops patches, so tokens are missing from the grid; create the model with patch_drop_rate=0"
             )
-            yield refusal(path, module, reason)
+            yield _refusal(path, module, reason)
         if isinstance(module, nn.MultiheadAttention):
             reason = "calls the fused attention function inside PyTorch, where gmmvit cannot replace the call"
-            yield refusal(path, module, reason)
+            yield _refusal(path, module, reason)
 
 
 class _Rule:
@@ -178,7 +159,7 @@ class _Rule:
         self.network, self.run = network, run
         # A network with class attention (CaiT) counts the class token as prefix, and adds this token after the patches.
         known = getattr(network, "num_prefix_tokens", None)
-        self.prefixes: tuple[int, ...] = _UNMARKED_PREFIXES if known is None else tuple(dict.fromkeys((known, 0)))
+        self.prefixes: tuple[int, ...] = UNMARKED_PREFIXES if known is None else tuple(dict.fromkeys((known, 0)))
 
     def applied(self) -> TokenGrids:
         places: list[Placement] = []
@@ -191,7 +172,7 @@ class _Rule:
             elif isinstance(outcome, Placement):
                 places.append(outcome)
             else:
-                refusals.append(self._refusal(call.module, outcome))
+                refusals.append(_refusal(call.module, self.network.get_submodule(call.module), outcome))
         answered = {call.module for call in self.run.calls}
         rows: dict[str, int] = {}
         for path, shape in self.run.softmaxes:
@@ -203,12 +184,8 @@ class _Rule:
                 poolings.append(owner)
             else:
                 reason = "computes the attention weights without the fused attention function"
-                refusals.append(self._refusal(owner, reason))
+                refusals.append(_refusal(owner, self.network.get_submodule(owner), reason))
         return TokenGrids(placements=tuple(places), refusals=tuple(refusals), poolings=tuple(poolings))
-
-    def _refusal(self, path: str, reason: str) -> Refusal:
-        class_name = type(self.network.get_submodule(path)).__name__
-        return Refusal(module=path, class_name=class_name, reason=reason)
 
     def _owner(self, path: str) -> str:
         """Return the path of the attention that computes a softmax; the softmax itself may be a submodule."""
@@ -252,11 +229,7 @@ class _Rule:
             prefix = tokens - math.prod(grid)
             if prefix in self.prefixes:
                 return grid, prefix
-        for prefix in self.prefixes:
-            side = math.isqrt(max(tokens - prefix, 0))
-            if side > 0 and side**2 + prefix == tokens:
-                return (side, side), prefix
-        return None
+        return square_grid(tokens, self.prefixes)
 
     def _candidates(self, path: str) -> Iterator[_Size]:
         """Yield sizes of a grid: of windows, of the patches, of feature maps."""
@@ -278,15 +251,9 @@ class _Rule:
             path = path.rpartition(".")[0]
 
     def _unit(self, call: FusedCall, grid: _Size) -> _Size:
-        """Return how many positions of the feature map lie between neighbours of the grid.
-
-        The positions of a dilated grid are spread over the whole feature map; the other positions form further grids,
-        which take part as further rows of the batch.
-        """
+        """Return `Placement.unit`.  The other positions of a dilated grid are further grids, as rows of the batch."""
         for path, owner in self._owners(call.module):
-            parallel = (
-                call.module == f"{path}.attn_grid"
-            )  # MaxViT's block with a window and a dilated grid side by side
+            parallel = call.module == f"{path}.attn_grid"  # MaxViT's block with a window beside a dilated grid
             dilated = hasattr(owner, "partition_size") and not getattr(owner, "partition_block", not parallel)
             spread = hasattr(owner, "patch_area")  # MobileViT: attention between equal positions of all patches
             if not (dilated or spread):
@@ -297,6 +264,15 @@ class _Rule:
                 if height * width == grids * grid[0] * grid[1]:
                     return height // grid[0], width // grid[1]
         return 1, 1
+
+
+def square_grid(tokens: int, prefixes: Iterable[int]) -> tuple[_Size, int] | None:
+    """Return ((side, side), prefix) with prefix + side² = tokens, for the first prefix that fits, or None."""
+    for prefix in prefixes:
+        side = math.isqrt(max(tokens - prefix, 0))
+        if side > 0 and side**2 + prefix == tokens:
+            return (side, side), prefix
+    return None
 
 
 def _size(value: Any) -> _Size | None:

@@ -9,7 +9,7 @@ output. ``before`` and ``after`` are the (H, H) matrices that mix the heads befo
 
 The algebra is exact; only the order of the sums changes. An attention that mixes only after softmax has the identity as
 ``before``. The matrix products Q̃ K̃ᵀ and A Ṽ take H times the work of the original products, and the rewrite helps only
-if fused GPU kernels support the head dim H·d (`layers.head_dims.LARGEST_FUSED`). All heads must share the mask M: a
+if fused GPU kernels support the head dim H·d (`LARGEST_FUSED`). All heads must share the mask M: a
 mask M_k of each head would be inside the sum over k. Masks of matrix rank R could be merged into Q and K, but the head
 dim would be R·H·d, too large for fused kernels.
 """
@@ -27,13 +27,16 @@ from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.step import Step
 
+LARGEST_FUSED = 256
+"""The largest head dim with a fused kernel, measured in tensorrt-rtx 1.7.1: head dim 256 fuses, 264 does not."""
+
 
 class WideHeads(nn.Module):
     """Base class of an attention with wide heads.
 
     scores: softmax and the steps before softmax that all heads share, without head mixing.
-    queries, keys, values: the factors (H, 1, H·d) by which each head multiplies the projections for Q, K and V; those
-    of ``keys`` are 1, because fused kernels require a separate K for each head.
+    queries, keys, values: the factors (H, 1, H·d) by which each head multiplies the projections; those of ``keys`` are
+    1, because fused kernels require a separate K for each head.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {
@@ -67,10 +70,7 @@ class WideHeads(nn.Module):
     def attended(
         self, query: Float[Tensor, "batch i inner"], key: Float[Tensor, "batch j inner"], value: Tensor
     ) -> Float[Tensor, "batch i inner"]:
-        """Return the output of the attention before the output projection.
-
-        query, key, value: the projections, not split into heads; inner = H·d.
-        """
+        """Return the output before the output projection, for projections that are not split into heads."""
         query, key, value = (part.unsqueeze(1) for part in (query, key, value))
         weights = self.scores.weights(query * self.queries, key * self.keys)
         return (weights @ (value * self.values)).sum(dim=1)

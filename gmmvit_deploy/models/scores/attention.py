@@ -73,11 +73,6 @@ class AttentionScores(nn.Module):
             weights = step(weights)
         return weights
 
-    @property
-    def scales_query(self) -> bool:
-        """True if a step is applied to Q in place of Q Kᵀ."""
-        return any(step.scales_query for _, step in self.steps())
-
     def steps(self) -> Iterator[tuple[str, Step]]:
         """Yield (full name, such as ``before.scale``; step) in the order in which steps are applied."""
         yield from self.steps_before()
@@ -109,8 +104,7 @@ def scaled_scores(
 ) -> AttentionScores:
     """Return the scores of the most common attention, softmax(M ∘ (Q Kᵀ · factor) + B).
 
-    factor: usually d^(−1/2), with d the head dim.  mask: the step that multiplies by M; None omits M.
-    bias: the step that adds B; None omits B.  scales_query: True multiplies Q by the factor in place of Q Kᵀ.
+    factor: usually d^(−1/2), with d the head dim.  scales_query: True multiplies Q by the factor in place of Q Kᵀ.
     """
     return AttentionScores({"scale": Scale(factor, scales_query=scales_query), "mask": mask, "bias": bias})
 

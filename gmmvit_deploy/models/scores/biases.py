@@ -10,8 +10,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.scores.grids import Grid, lattice_points, rows_and_columns
-from gmmvit_deploy.models.scores.step import Add, Constant, Multiply, Oddity, Step, StepNumbers
+from gmmvit_deploy.models.scores.step import (
+    Add,
+    Constant,
+    Grid,
+    Multiply,
+    Oddity,
+    Step,
+    StepNumbers,
+    lattice_points,
+    rows_and_columns,
+)
 
 _OUTSIDE = -100.0  # Swin's released code adds −100 to the score of two tokens that are neighbours only after the roll
 
@@ -26,13 +35,9 @@ def relative_position_index(window: int) -> Int[Tensor, "n n"]:
 
 
 def shift_mask(grid: int, window: int, shift: int) -> Float[Tensor, "windows n n"]:
-    """Return the term that Swin adds to the scores of tokens i and j of each window of a rolled image.
-
-    The term is 0 for two tokens from the same region of the image, and −100 for two tokens from different regions.
-    """
+    """Return what Swin adds to the scores of two tokens of a window of a rolled image: −100 across the image's edge."""
     edges = torch.arange(grid)
-    # Each side has three bands: the windows before the last window, the rest of the last window, and the part that was
-    # rolled over.
+    # The bands of a side: windows before the last one, the rest of the last window, and the part that was rolled over.
     band = (edges >= grid - window).long() + (edges >= grid - shift).long()
     region = band[:, None] * 3 + band[None, :]
     side = grid // window
@@ -44,8 +49,8 @@ def shift_mask(grid: int, window: int, shift: int) -> Float[Tensor, "windows n n
 class WindowBias(Add):
     """Swin's relative position bias and shift mask: B[w,h,i,j] = table[index[i,j], h] + outside[w,i,j].
 
-    table: ((2·window−1)², H).  index: as `relative_position_index` returns.  outside: as `shift_mask` returns; None if
-    windows are not shifted, in which case B is (H, n, n).
+    table: ((2·window−1)², H).  index: as `relative_position_index` returns.
+    outside: as `shift_mask` returns; None if windows are not shifted, in which case B is (H, n, n).
     """
 
     index: Tensor
@@ -85,7 +90,6 @@ class PassedBias(Add):
 
     `layers.fused_call.AnsweredAttention` sets ``passed`` before each forward pass.
     network: the network that holds this step, which computes B from tables or small mlps.
-    image_shape: (channels, height, width) of the network's images.
     """
 
     passed: Tensor | None
@@ -132,7 +136,7 @@ class PassedBias(Add):
 
     @torch.no_grad()
     def _passed_for(self, images: int, steps: set[PassedBias]) -> dict[PassedBias, Tensor]:
-        """Run the network on random images; return each bias that was passed, with the batch as the first dimension."""
+        """Return each bias that the network passes for random images, with the batch as the first dimension."""
         (network,) = self._network
         like = next(network.parameters())
         generator = torch.Generator().manual_seed(images)
@@ -236,10 +240,6 @@ class PrefixBias(Add):
         return nn.functional.pad(matrix, (self.prefix, 0, self.prefix, 0), value=value)
 
 
-def retention_decays(heads: int, *, initial: float = 2.0, spread: float = 4.0) -> Float[Tensor, " heads"]:
-    """Return log γ_h of RMT's decay rates: γ_h = 1 − 2^(−initial − spread · h / H), with h = 0 … H−1.
-
-    The later heads decay more slowly. RMT's released code uses the initial value 2 and the spread 4 or 6.
-    """
-    head = torch.arange(heads, dtype=torch.float32)
-    return torch.log(1 - 2 ** (-initial - spread * head / heads))
+def retention_decays(heads: int) -> Float[Tensor, " heads"]:
+    """Return log γ_h of RMT's decay rates, as training begins: γ_h = 1 − 2^(−2 − 4 · h / H), with h = 0 … H−1."""
+    return torch.log(1 - 2 ** (-2 - 4 * torch.arange(heads, dtype=torch.float32) / heads))

@@ -27,6 +27,10 @@ class HeadMixing(Step):
         super().__init__()
         self.weight = nn.Parameter(weight)
 
+    def transpose(self) -> None:
+        """Exchange old and new heads, as a mistake."""
+        self.weight.data = self.weight.detach().t().contiguous()
+
     def matrix(self) -> Float[Tensor, "heads heads"]:
         return self.weight
 
@@ -34,20 +38,13 @@ class HeadMixing(Step):
         return (self.weight.transpose(0, 1) @ scores.flatten(2)).reshape(scores.shape)
 
     def after_factor(self, factor: Tensor) -> Step:
-        """Return a head mixing with row h of the weight W multiplied by factor f[h].
-
-        Σ_h f[h] · S[h] · W[h, g]  =  Σ_h S[h] · (f[h] · W[h, g])
-        """
+        """Multiply row h of the weight W by f[h]: Σ_h f[h] · S[h] · W[h, g]  =  Σ_h S[h] · (f[h] · W[h, g])."""
         per_row = factor if factor.dim() == 0 else factor.reshape(-1, 1)
         return HeadMixing(self.weight.detach() * per_row).requires_grad_(False)
 
 
 class HeadBias(Step):
-    """A bias of each head: S'[g] = S[g] + bias[g], the bias of the 1×1 convolution that mixes heads.
-
-    bias: (H).
-    Source: Re-attention of DeepViT.
-    """
+    """A bias (H) of each head, S'[g] = S[g] + bias[g]: that of the 1×1 convolution that mixes heads in DeepViT."""
 
     operation: Operation = "add"
     role: Role = "mixing"
@@ -71,8 +68,7 @@ class HeadBatchNorm(Step):
     """BatchNorm with a channel for each head, in evaluation mode: S'[g] = γ_g · (S[g] − μ_g) / √(σ²_g + ε) + β_g.
 
     weight, bias: (H), γ and β.  running_mean, running_var: (H), buffers, the stored statistics μ and σ².
-    A pass of the family merges the step into the head mixing before it (`families.deepvit.folding`).
-    heads: H.  tokens: N; the statistics of a new step are those of weights near 1/N.
+    tokens: N; the statistics of a new step are those of weights near 1/N.
     Source: Re-attention of DeepViT.
     """
 
@@ -111,7 +107,6 @@ class HeadBatchNorm(Step):
 class HeadNorm(Step):
     """Normalisation of the H scores of each pair of tokens: S'[:, i, j] = LayerNorm(S[:, i, j]).
 
-    weight, bias: (H), the parameters of LayerNorm.
     Source: Re-attention of vit-pytorch.
     """
 
@@ -169,7 +164,6 @@ class CentredHeadNorm(Step):
         self.register_buffer("bias", like.bias.detach().clone())
 
     def without_affine(self) -> CentredHeadNorm:
-        """Return this norm without weight and bias."""
         bare = copy.copy(self)
         bare._buffers = {"weight": None, "bias": None}
         return bare

@@ -16,15 +16,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.scores.grids import Grid, lattice_points, rows_and_columns
 from gmmvit_deploy.models.scores.step import (
     Constant,
+    Grid,
     Multiply,
     Oddity,
     Step,
     StepNumbers,
+    lattice_points,
     matrix_mistakes,
     matrix_oddities,
+    rows_and_columns,
 )
 from gmmvit_deploy.models.specs import MaskSpec
 
@@ -53,8 +55,7 @@ def stored_base_limits(grid: Grid) -> Float[Tensor, "1 1 n n"]:
     """Return the largest difference from `stored_base` that a float32 exp and sqrt of any processor may cause, float64.
 
     exp may be off by two units in the last place, which are 2⁻¹⁴⁹ where exp(−d²) is subnormal, and the root by one.
-    Where exp(−d²) is less than a quarter of 2⁻¹⁴⁹, every processor gives zero. A processor that sets subnormal results
-    to zero is beyond the limits.
+    Where exp(−d²) is below a quarter of 2⁻¹⁴⁹, every processor gives zero; one that flushes subnormals is beyond them.
     """
     exact = torch.exp(-squared_distances(grid).double())
     unit = (exact * 2.0**-23).clamp_min(2.0**-149)
@@ -93,9 +94,11 @@ class GaussianMask(Mask):
     alpha, sigma: (K, H, 1, 1), the weight and the width of each Gaussian; (K, 1, 1, 1) if all heads share a mask.
     """
 
-    alpha: nn.Parameter
-    sigma: nn.Parameter
-    grid: tuple[int, int]
+    def __init__(self, alpha: Tensor, sigma: Tensor, matrix: Float[Tensor, "*one n n"], grid: Grid | None) -> None:
+        super().__init__()
+        self.grid = _grid_of(matrix, grid)
+        self.alpha = nn.Parameter(alpha)
+        self.sigma = nn.Parameter(sigma)
 
     def numbers(self) -> StepNumbers:
         return StepNumbers(
@@ -119,10 +122,7 @@ class GaussianMixtureMask(GaussianMask):
     def __init__(
         self, alpha: Tensor, sigma: Tensor, base: Float[Tensor, "1 1 n n"], *, grid: Grid | None = None
     ) -> None:
-        super().__init__()
-        self.grid = _grid_of(base, grid)
-        self.alpha = nn.Parameter(alpha)
-        self.sigma = nn.Parameter(sigma)
+        super().__init__(alpha, sigma, base, grid)
         self.register_buffer("base", base)
 
     def matrix(self) -> Float[Tensor, "heads n n"]:
@@ -167,10 +167,7 @@ class ClosedFormGaussianMask(GaussianMask):
     def __init__(
         self, alpha: Tensor, sigma: Tensor, distances: Float[Tensor, "n n"], *, grid: Grid | None = None
     ) -> None:
-        super().__init__()
-        self.grid = _grid_of(distances, grid)
-        self.alpha = nn.Parameter(alpha)
-        self.sigma = nn.Parameter(sigma)
+        super().__init__(alpha, sigma, distances, grid)
         # The distances follow from the grid. They are computed again at loading, and the state dict omits them.
         self.register_buffer("distances", distances, persistent=False)
 
@@ -180,9 +177,8 @@ class ClosedFormGaussianMask(GaussianMask):
 
 
 class ElementwiseMask(Mask):
-    """An elementwise learnable mask (ELM): M = weight (N, N).
+    """An elementwise learnable mask (ELM), which all heads share: M = weight (N, N).  The released code calls it SLM.
 
-    Training learns every entry of M, and all heads share M. The paper authors' released code calls this mask SLM.
     grid: the grid of the N tokens; None for a square grid.
     """
 
@@ -245,7 +241,6 @@ def mask_from_spec(mask: MaskSpec, *, heads: int, grid: Grid) -> Mask | None:
     """Return a mask with random weights, or None if the spec is ``plain``, which means no mask.
 
     The Gaussians of a mixture start with different widths, up to the longer side of the grid.
-    heads: H, the number of heads of the attention.  grid: the grid of patches.
     """
     if mask.kind == "plain":
         return None

@@ -13,10 +13,7 @@ from gmmvit_deploy.models.scores.step import Multiply, Step
 
 
 class Scale(Multiply):
-    """A constant scale: S' = factor · S.
-
-    factor: a number such as d^(−1/2), with d the head dim. The factor stays in float64 until the multiplication.
-    """
+    """A constant scale, such as d^(−1/2), in float64 until the multiplication: S' = factor · S."""
 
     role: Role = "scale"
     is_constant: bool = True

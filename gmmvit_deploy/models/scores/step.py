@@ -17,10 +17,27 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.inference.precision import Role
+
+Grid = int | tuple[int, int]
+"""A grid of tokens: (rows, columns), or an integer g for a g × g grid."""
+
+
+def rows_and_columns(grid: Grid) -> tuple[int, int]:
+    """Return (rows, columns) of a grid."""
+    return (grid, grid) if isinstance(grid, int) else grid
+
+
+def lattice_points(grid: Grid) -> Float[Tensor, "n 2"]:
+    """Return (row, column) of each token of a grid, in float32.  The tokens are numbered row by row."""
+    sides = [torch.arange(side, dtype=torch.float32) for side in rows_and_columns(grid)]
+    rows, columns = torch.meshgrid(*sides, indexing="ij")
+    return torch.stack([rows.flatten(), columns.flatten()], dim=1)
+
 
 Operation = Literal["multiply", "add", "mix", "normalise"]
 _FLAT = 1e-6  # a mask counts as constant if max − min of the entries is below this fraction of the largest |entry|
@@ -31,8 +48,8 @@ class StepNumbers:
     """Values of a step for pictures and audit.  A value that the step does not have is None.
 
     patches: (H, N, N), (1, N, N) or (N, N), the matrix between patches, without class token.
-    alpha, sigma: (K, H) or (K, 1), the parameters of a mixture of K Gaussians.  base: (1, 1, N, N), the stored base
-    mask, from which M is computed.  grid: (rows, columns) of the patches.
+    alpha, sigma: (K, H) or (K, 1), the parameters of a mixture of K Gaussians.
+    base: (1, 1, N, N), the stored base mask, from which M is computed.  grid: (rows, columns) of the patches.
     """
 
     patches: Tensor | None = None
@@ -57,8 +74,7 @@ class Oddity:
     """An unusual property of a step or a checkpoint.
 
     severity: ``error`` makes every result meaningless, ``warning`` should be examined, ``note`` is for information.
-    where: of a step, the head and the Gaussian ("kernel"), such as `` head 1 kernel 2``; of a checkpoint, the name of
-    the tensor, or of the layer with head and kernel.
+    where: the tensor or the layer of a checkpoint, and of a step head and Gaussian, such as `` head 1 kernel 2``.
     """
 
     severity: Literal["error", "warning", "note"]
@@ -94,18 +110,11 @@ class Step(nn.Module):
         return self if self.is_constant else Constant(self.matrix().detach().clone(), like=self)
 
     def after_factor(self, factor: Tensor) -> Step:
-        """Return a constant step equivalent to ``factor ∘ S`` followed by this step.
-
-        factor: a scalar, or (H, 1, 1).  Errors: FoldError when no equivalent step exists.
-        """
+        """Return a constant step equivalent to ``factor ∘ S``, () or (H, 1, 1), followed by this step, or FoldError."""
         raise FoldError(f"a factor cannot be merged into a step of role {self.role}")
 
     def for_windows(self, windows: int, heads: int) -> Step:
-        """Return the equivalent step for scores in which windows and heads share a dimension, with index w·H + h.
-
-        The shape of the scores changes from (B, windows, H, n, n) to (B, windows · H, n, n).
-        Errors: FoldError when no equivalent step exists.
-        """
+        """Return the equivalent step for scores (B, windows · H, n, n), not (B, windows, H, n, n), or FoldError."""
         raise FoldError(
             f"cannot merge the dimensions of windows and heads: the step of role {self.role} does not support it"
         )
@@ -118,10 +127,9 @@ class Step(nn.Module):
         yield from ()
 
     def mistakes(self) -> Iterator[tuple[str, Step | None]]:
-        """Yield (description of the mistake, step with the mistake) for each common mistake.
+        """Yield (common mistake, step with it): None for a missing step, the step itself for one without effect.
 
-        None stands for a missing step, and the step itself for a mistake without effect on it. All steps of a class
-        yield the same mistakes in the same order.
+        All steps of a class yield the same mistakes in the same order.
         """
         yield from ()
 
@@ -146,10 +154,7 @@ class Add(Step):
 
 
 class Constant(Step):
-    """A step with a stored matrix: the folded form of a step that multiplies or adds.
-
-    like: the step that the constant replaces; the constant takes over the operation and the role of ``like``.
-    """
+    """A step with a stored matrix: the folded form of a step ``like`` that multiplies or adds."""
 
     constant: Tensor
     is_constant: bool = True
@@ -172,10 +177,7 @@ class Constant(Step):
         return Constant(self.constant * factor, like=self)
 
     def for_windows(self, windows: int, heads: int) -> Step:
-        """Return a constant of shape (windows · H, n, n), or this step if the constant is a scalar.
-
-        The shape of this step's constant is (windows, H, n, n), (H, n, n), (n, n) or ().
-        """
+        """Return a constant (windows · H, n, n) for one of (windows, H, n, n), (H, n, n) or (n, n); () stays."""
         if self.constant.dim() == 0:
             return self
         if self.constant.dim() == 4:
@@ -212,10 +214,7 @@ def matrix_oddities(matrix: Tensor) -> Iterator[Oddity]:
 
 
 def matrix_mistakes(mask: Step) -> Iterator[tuple[str, Step]]:
-    """Yield `Step.mistakes` of a step with a matrix (H, N, N), (1, N, N) or (N, N) that multiplies the scores.
-
-    Mistakes that confuse heads change only a matrix with several heads.
-    """
+    """Yield `Step.mistakes` of a step with a matrix (H, N, N), (1, N, N) or (N, N) that multiplies the scores."""
     matrix = mask.matrix().detach()
     for name, change in _MATRIX_MISTAKES:
         changed = change(matrix)

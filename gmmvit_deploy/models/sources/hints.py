@@ -31,9 +31,8 @@ OWN_HINTS: tuple[OwnHint, ...] = get_args(OwnHint)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A name of ``--set NAME=VALUE``.
+    """A name of ``--set NAME=VALUE``.  names: the values, if they are names.
 
-    meaning: for the user.  example: a value.  names: the values, if they are names.
     read: returns the value of a text, and raises ValueError or KeyError for any other text.
     """
 
@@ -56,12 +55,10 @@ def _yes_or_no(text: str) -> bool:
 class LoadHints:
     """Values of the command line's options; None for an option that is not given. `SETTINGS` explains the others.
 
-    preset: a name of `families.PRESETS`.
     image_size: the side of the images in pixels.
     model: the name of an architecture of timm, or ``torchvision:VisionTransformer``, or a class as ``FILE.py:CLASS``.
     model_args: the arguments with which the training code built the model.
-    resize_to: the side in pixels of the images for which the model is built again after loading, if the side differs
-    from the images of training.
+    resize_to: the side in pixels of the images for which the model is built again after loading.
     head: the path of the file of a linear classifier for a backbone without classifier, such as a DINO backbone.
     only_features: True if only the features of the network are needed, so that a file may have no classifier.
     only_tensors: True if the images are prepared outside of this package, so that it need not know how.
@@ -178,10 +175,7 @@ class LoadHints:
             )
 
     def typed(self) -> dict[str, str]:
-        """Return what the options state about the network: field → the option with its value, as ``--set heads=4``.
-
-        ``model_args`` is left out: its values are those of the training code, for which this package has no names.
-        """
+        """Return what the options state about the network, but ``model_args``: field → option, as ``--set heads=4``."""
         typed = {} if self.image_size is None else {"image_size": f"--image-size {self.image_size}"}
         for name in SETTINGS:
             if (value := getattr(self, name)) is not None:
@@ -232,10 +226,7 @@ def _text_of(value: Any) -> str:
 
 
 def own_class_of(model: str | None) -> tuple[str, str] | None:
-    """Return (path of the file, name of the class) of a ``--model FILE.py:CLASS``, or None for any other ``--model``.
-
-    Errors: InputError when the text names a Python file without a class.
-    """
+    """Return (path of the file, name of the class) of ``--model FILE.py:CLASS``, or None for any other ``--model``."""
     file, _, name = (model or "").rpartition(":")
     if file.endswith(".py") and name.isidentifier():
         return file, name

@@ -14,7 +14,7 @@ PlainValue: TypeAlias = "str | bytes | int | float | bool | list[PlainValue] | t
 
 
 class RecordedOptions(dict[str, PlainValue]):
-    """The plain options of a training script.  A reader that asks for an option that is not plain gets an error.
+    """The plain options of a training script.  A reader that asks for one that is not plain gets a CheckpointError.
 
     A default in place of a class in ``model_kwargs`` would give other logits.
     unread: name of an option → what it holds, such as ``model_kwargs.act_layer as torch.nn.ReLU``.
@@ -36,17 +36,13 @@ class RecordedOptions(dict[str, PlainValue]):
         return self[name] if name in self else default  # noqa: SIM401 - this is get
 
     def __contains__(self, name: object) -> bool:
-        """Errors: CheckpointError when the file holds the option, but no plain value."""
         if name in self.unread:
             within = next(iter(self.parts[str(name)].unread), "") if name in self.parts else ""
             raise self._not_plain(self.unread[str(name)], within)
         return super().__contains__(name)
 
     def arguments(self, name: str, typed: Collection[str]) -> Mapping[str, PlainValue]:
-        """Return the plain values of an option that is a dict, such as ``model_kwargs``.
-
-        Errors: CheckpointError when a value is not plain and the user typed none, by its name, in its place.
-        """
+        """Return the plain values of a dict such as ``model_kwargs``.  typed: the names that the user replaces."""
         if name in self.parts and typed:
             for inner, held in self.parts[name].unread.items():
                 if inner not in typed:
@@ -71,16 +67,13 @@ class RecordedOptions(dict[str, PlainValue]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRecord:
-    """The settings of a training run, as read from the checkpoint of the run.
+    """The settings of a training run.  If one contradicts the tensors, a checkpoint source must follow the tensors.
 
-    If a setting contradicts the tensors, a checkpoint source must follow the tensors.
-    args: name → value for the options of the training script, from the ``argparse.Namespace`` or the dict under
-    ``args``; empty if the file has no such entry.
+    args: the options of the training script, from the ``argparse.Namespace`` or the dict under ``args``.
     entries: name → text, number or boolean stored at the top level of the file, such as ``arch`` and ``epoch``.
-    config: the values of ``config.json`` in a model folder of timm or of transformers; empty for any other file.
+    config: the values of ``config.json`` in a model folder of timm or of transformers.
     of_transformers: True for a model folder of Hugging Face transformers.
-    preprocessor: the values of the image processor in such a folder; None if the folder has none.
-    preprocessor_file: the name of the file that holds them; empty if the folder has none.
+    preprocessor, preprocessor_file: the values of the image processor in such a folder, and the name of its file.
     interleaved_head: True if the features of a linear head alternate between class token and mean, as DINO orders them.
     """
 
@@ -95,14 +88,12 @@ class TrainingRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownImages:
-    """What a checkpoint states about the images of its training.  A value that the checkpoint does not state is None.
+    """What a checkpoint states about the images of its training; None where it does not.
 
     mean, std: a number for each channel, for pixel values scaled to [0, 1].
     resize, crop_pct: the resize rule, and the share of the resized image that the centre crop keeps.
-    labels: the class names in the order of the class index.
-    task: whether an image has one label or several.  task_evidence: the file with its statement, for messages.
-    usual_resize: the options of ``gmmvit export`` for the default resize rule of the architecture, for hints; empty if
-    the rule is not known.
+    labels: the class names in the order of the class index.  task_evidence: the file with its statement, for messages.
+    usual_resize: the options of ``gmmvit export`` for the default resize rule of the architecture, for hints.
     origins: name of a field → where its value comes from, such as ``mean of args``.
     """
 

@@ -1,15 +1,23 @@
-"""Functions for checkpoints of the paper authors' released training code, shared by the families.
+"""Functions for checkpoints of two released training codes, shared by the families.
 
-The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+The paper "Toward a Deeper Understanding: RetNet Viewed through Convolution": masks on the attention scores.
+The paper "Vision Transformer for Small-Size Datasets" (arXiv 2112.13492): shifted patch tokenisation (SPT), locality
+self-attention (LSA), both, or neither. The plain models of both codes are the same, except T2T; beside the names of
+the first code, the second writes
+
+{embedding}.merging.1      LayerNorm (5·c·m²), where m is the side of a patch and c the number of channels: SPT
+{embedding}.merging.2      linear layer (D, 5·c·m²): SPT
+{attention}.scale          (H), the temperature of each head: LSA
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gmmvit_deploy.models.sources.hints import LoadHints, OwnHint
-from gmmvit_deploy.models.sources.shapes import Shapes, heads_of_preset
+from gmmvit_deploy.models.sources.shapes import Shapes
 from gmmvit_deploy.models.sources.source import CheckpointSource, tensors_of_layers
 from gmmvit_deploy.models.specs import MaskSpec
 
@@ -19,7 +27,9 @@ def released_source(
     signature: tuple[str, ...],
     spec: Callable[[Shapes, LoadHints], Any],
     names: Callable[[Any], dict[str, str]],
-    known_unused: Callable[[Any], dict[str, str]],
+    known_unused: Callable[[Any], dict[str, str]] = lambda spec: {
+        "mask": "a second copy of the base mask, at the root of the file"
+    },
     absent: tuple[str, ...] = (),
     name: str = "the released code",
     own_hints: tuple[OwnHint, ...] = (),
@@ -29,10 +39,10 @@ def released_source(
 ) -> CheckpointSource:
     """Return the checkpoint source of a family whose files store every tensor of the model unchanged.
 
-    names: spec → dict from name in the model to name in the released file.
-    shown_heads: the function for `heads_of_preset`; None if the tensors of every file show the number of heads.
-    The others are fields of `CheckpointSource`. The stored base masks, which a model with the closed form never reads,
-    are added to ``known_unused``.
+    names: spec → name in the model → name in the released file.
+    shown_heads: (shapes, hints) → the number of heads that the tensors show, or None, and the evidence for
+    `infer_heads`; None if the tensors of every file show the number of heads.
+    The others are fields of `CheckpointSource`; a model with the closed form also ignores the stored base masks.
     """
 
     def unused(model_spec: Any) -> Mapping[str, str]:
@@ -44,7 +54,9 @@ def released_source(
         return reasons | {f"{alpha.removesuffix('.alpha')}.mask": reason for alpha in alphas}
 
     def taken_from(shapes: Shapes, hints: LoadHints, model_spec: Any) -> Mapping[str, str]:
-        return {} if shown_heads is None else heads_of_preset(shapes, hints, shown=shown_heads)
+        if shown_heads is None or hints.preset is None or shown_heads(shapes, hints)[0] is not None:
+            return {}
+        return {"heads": f"--preset {hints.preset}"}
 
     return CheckpointSource(
         name=name,
@@ -75,7 +87,7 @@ def block_names(
 ) -> dict[str, str]:
     """Return name in the model → name in the released file, for the tensors of a ViT or PiT block.
 
-    mask_at: the name of the mask among the steps before softmax.  projects: whether there is an output projection.
+    mask_at: the name of the mask among the steps before softmax.
     """
     pairs = {
         "attention_norm": "0.norm",
@@ -87,3 +99,55 @@ def block_names(
     names = tensors_of_layers({f"{ours}.{a}": f"{theirs}.{b}" for a, b in pairs.items()})
     names[f"{ours}.attention.qkv.weight"] = f"{theirs}.0.fn.to_qkv.weight"
     return names | mask_names(mask, f"{ours}.attention.scores.before.{mask_at}", f"{theirs}.0.fn.mask")
+
+
+OPTION = "spt-lsa"
+"""The value of ``--set source`` for files of the released code of SPT and LSA."""
+PLAIN_FILES = {OPTION: (r"mask$", r".*\.mask\.(alpha|sigma|mask)$")}
+"""`CheckpointSource.same_names` of a source whose plain files the code of SPT and LSA can also have written.
+
+Only the code of the masks writes the masks of the attentions, and ``mask`` at the root of the file.
+"""
+VIEWS = 5  # the image and four shifted copies
+
+
+def spt_lsa_source(
+    *,
+    signature: tuple[str, ...],
+    either: tuple[str, ...],
+    spec: Callable[[Shapes, LoadHints], Any],
+    names: Callable[[Any], dict[str, str]],
+    own_hints: tuple[OwnHint, ...] = (),
+    shown_heads: Callable[[Shapes, LoadHints], tuple[int | None, str]] | None = None,
+) -> CheckpointSource:
+    """Return the source of files with SPT, with LSA, or with both.  The parameters are those of `released_source`.
+
+    either: expressions for keys that only SPT or only LSA writes; at least one must match.
+    """
+    return released_source(
+        name="the released code of SPT and LSA",
+        signature=(*signature, f"({'|'.join(either)})"),
+        spec=spec,
+        names=names,
+        known_unused=lambda _: {},
+        own_hints=own_hints,
+        option=OPTION,
+        shown_heads=shown_heads,
+    )
+
+
+def shifted_names(ours: str, theirs: str) -> dict[str, str]:
+    """Return name in the model → name in the file, for the tensors of a `ShiftedPatches`."""
+    return tensors_of_layers({f"{ours}.norm": f"{theirs}.1", f"{ours}.project": f"{theirs}.2"})
+
+
+def has_shifted(shapes: Shapes, prefix: str) -> bool:
+    """Return whether the file has tensors of shifted patch tokenisation.  prefix: ``to_patch_embedding.merging``."""
+    return any(name.startswith(f"{prefix}.") for name in shapes.tensors)
+
+
+def temperature_heads(shapes: Shapes, names: Sequence[str], *, pattern: str) -> tuple[int, ...] | None:
+    """Return the number of LSA's temperatures in each named tensor, or None if no name of the file fits ``pattern``."""
+    if not any(re.match(pattern, name) for name in shapes.tensors):
+        return None
+    return tuple(shapes.of(name, rank=1)[0] for name in names)

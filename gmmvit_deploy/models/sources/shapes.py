@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.hints import LoadHints, Pool
 from gmmvit_deploy.models.sources.record import TrainingRecord
 from gmmvit_deploy.models.specs import CHANNELS, MaskSpec, ModelSpec
 
@@ -33,10 +34,9 @@ class MissingTensorError(CheckpointError):
 
 
 class Shapes:
-    """The shapes of a file's tensors by name.  The errors of the methods state the expected shape.
+    """The shapes of a file's tensors by name; CheckpointError states the shape that a method expected.
 
     source: the name of the file, for messages.  channels: the number of image channels that the user gave, or None.
-    record: the plain values that the training script stored beside the tensors.
     """
 
     def __init__(
@@ -75,7 +75,6 @@ class Shapes:
         """Return the number of layers, blocks or heads that the names count from 0, such as 9 for ``blocks.8.norm``.
 
         pattern: a regular expression that matches the start of a name, whose first group is the number in the name.
-        Errors: CheckpointError when the result, 1 + the largest number, is larger than the number of tensors.
         """
         matches = [match for match in map(re.compile(pattern).match, self.tensors) if match]
         last = max(matches, key=lambda match: int(match.group(1)), default=None)
@@ -88,23 +87,19 @@ class Shapes:
         return count
 
     def grid(self, positions: int, *, where: str) -> int:
-        """Return the side of the square grid with this number of positions.
-
-        where: the tensor that shows the number.  Errors: CheckpointError when it is not a square number.
-        """
+        """Return the side of the square grid with this number of positions.  where: the tensor, for the error."""
         side = exact_root(positions)
         if side is None:
             raise CheckpointError(f"{self.source}: {where} has {positions} positions; expected a square grid")
         return side
 
-    def linear_patch(self, name: str, *, views: int = 1) -> tuple[int, int]:
-        """Return (p, c) for a linear patch embedding (D, views·c·p·p): the side of a patch in pixels, and the channels.
+    def linear_patch(self, name: str, *, views: int = 1) -> tuple[int, int, int]:
+        """Return (D, p, c) for a linear patch embedding whose weight has the shape (D, views·c·p·p).
 
         The shape gives only the product c·p·p. If the user gives no channels, c is 3, as in the paper authors' code.
         views: 5 with shifted patch tokenisation, whose patches hold the image and four copies.
-        Errors: CheckpointError when c·p·p is not c times a square number.
         """
-        values = self.of(name, rank=2)[1]
+        dim, values = self.of(name, rank=2)
         channels = self._channels or _RELEASED_CHANNELS
         side = exact_root(values / (views * channels))
         if side is None:
@@ -118,13 +113,10 @@ class Shapes:
                 if possible
                 else "use another file: no supported number of channels makes these patches square",
             )
-        return side, channels
+        return dim, side, channels
 
     def convolution_patch(self, name: str) -> tuple[int, int, int]:
-        """Return (D, p, c) for a patch convolution whose weight has the shape (D, c, p, p).
-
-        Errors: CheckpointError when the tensor has another shape, or an unsupported number of channels.
-        """
+        """Return (D, p, c) for a patch convolution whose weight has the shape (D, c, p, p)."""
         dim, channels, height, width = self.of(name, rank=4)
         if channels not in CHANNELS or height != width:
             raise CheckpointError(
@@ -153,11 +145,9 @@ def image_sides(value: Any) -> tuple[int, int] | None:
 
 
 def refuse_depth(shapes: Shapes, depths: Mapping[str, Any], *, where: str, hint: str) -> None:
-    """Refuse a network with more layers than the file has tensors.
+    """Refuse a network with more layers than the file has tensors, which another package would build for minutes.
 
-    Another package would build the layers one by one, for minutes, before a comparison with the file could begin.
     depths: name of a setting → its value, a number of layers or a list of such numbers.
-    Errors: CheckpointError that names the setting.
     """
     for name, value in depths.items():
         counts = [count for count in (value if isinstance(value, list | tuple) else [value]) if isinstance(count, int)]
@@ -172,7 +162,6 @@ def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec,
     """Return (mask spec, number of heads) for an attention; the number of heads is None if the mask does not show it.
 
     prefix: of the names of the mask's tensors, without the last dot.
-    Errors: CheckpointError when a tensor of the mask is missing or a hint contradicts the file.
     """
     source = shapes.source
     parts = {part for part in ("alpha", "sigma", "mask") if f"{prefix}.{part}" in shapes}
@@ -215,7 +204,6 @@ def infer_heads(
     shown: the number of heads that the tensors show, or None; and a clause such as "the number of heads in the masks of
     the file is", which a message continues with the number.
     presets: the presets of the family; None for files whose number of heads is that of no preset.
-    Errors: CheckpointError when the number of heads is unknown, contradictory, or no divisor of ``width``.
     """
     source, hinted, (known, evidence) = shapes.source, hints.heads, shown
     of_preset = None
@@ -254,11 +242,9 @@ def _divisors(width: int) -> list[int]:
 
 
 def check_image_hints(source: str, hints: LoadHints, *, image_size: int, channels: int, evidence: str) -> None:
-    """Check that the user's image size and channels match the file.
+    """Check that the user's image size and channels match those of the file.
 
-    image_size, channels: the values of the file.
     evidence: a clause such as "its tensors show", which the message continues with the value of the file.
-    Errors: CheckpointError when a value of the user contradicts the file.
     """
     for option, given, own in (
         ("--image-size ", hints.image_size, image_size),
@@ -274,45 +260,22 @@ def check_image_hints(source: str, hints: LoadHints, *, image_size: int, channel
 def asked_image(source: str, hints: LoadHints, *, example: str = "--image-size 28 --set channels=1") -> tuple[int, int]:
     """Return the user's image size and channels, for a file whose tensors show neither.
 
-    example: the options in the hint of the error.
-    Errors: CheckpointError when an option is missing; the message names the missing options.
+    example: the options in the hint of the error, which names the missing options.
     """
-    options = {"--image-size ": hints.image_size, "--set channels=": hints.channels}
-    missing = [option for option, value in options.items() if value is None]
-    if hints.image_size is None or hints.channels is None:
-        raise CheckpointError(
-            f"{source}: no tensor of this file shows {_ASKED_FOR[tuple(missing)]}",
-            hint=f"type {' and '.join(f'{option}N' for option in missing)} with the values of the training; for "
-            f"example, {example}",
-        )
-    return hints.image_size, hints.channels
-
-
-_ASKED_FOR = {
-    ("--image-size ",): "the size of the images",
-    ("--set channels=",): "the channels of the images",
-    ("--image-size ", "--set channels="): "the size and the channels of the images",
-}
-
-
-def heads_of_preset(
-    shapes: Shapes, hints: LoadHints, *, shown: Callable[[Shapes, LoadHints], tuple[int | None, str]]
-) -> dict[str, str]:
-    """Return ``heads`` → the option ``--preset``, if no tensor shows the number of heads; else an empty dict.
-
-    shown: the function of the family that returns the number of heads that the tensors show, or None, and the evidence
-    for `infer_heads`.
-    """
-    if hints.preset is None or shown(shapes, hints)[0] is not None:
-        return {}
-    return {"heads": f"--preset {hints.preset}"}
+    if hints.image_size is not None and hints.channels is not None:
+        return hints.image_size, hints.channels
+    asked = {"--image-size N": ("the size", hints.image_size), "--set channels=N": ("the channels", hints.channels)}
+    missing = {option: word for option, (word, value) in asked.items() if value is None}
+    raise CheckpointError(
+        f"{source}: no tensor of this file shows {' and '.join(missing.values())} of the images",
+        hint=f"type {' and '.join(missing)} with the values of the training; for example, {example}",
+    )
 
 
 def preset_differences(spec: ModelSpec, preset: ModelSpec) -> list[str]:
     """Return a text for each field in which the specs differ, such as ``heads 4 (the preset has 8)``.
 
-    The image size, the channels, the classes, the mask, the class token, SPT and LSA are not compared. The patch size
-    is compared only for the image sizes for which the paper authors' released code has a patch size.
+    Variants are not compared, and the patch size only for image sizes that the paper authors' released code knows.
     """
     left_out = {"image_size", "channels", "classes", "mask", "class_token", "spt", "lsa"}
     if spec.image_size not in _CONFIGURED_SIZES:
@@ -327,3 +290,121 @@ def field_differences(spec: ModelSpec, preset: ModelSpec, *, left_out: Collectio
         for field in type(spec).__dataclass_fields__
         if field not in left_out and getattr(spec, field) != getattr(preset, field)
     ]
+
+
+def image_of_patches(
+    source: str, hints: LoadHints, *, name: str, values: int, grid: int | None
+) -> tuple[int, int, int]:
+    """Return (side of the images, channels, side of a patch) for a linear patch embedding on flattened patches.
+
+    source: the name of the file.  name: the name of the linear layer.
+    values: of a patch of the image, c·p·p for c channels and patches of p × p pixels.
+    grid: the number of patches along a side of the image, or None for a file without position embeddings.
+    The caller compares the side of the images with ``--image-size``.
+    """
+    sides = {c: side for c in CHANNELS if (side := exact_root(values / c)) is not None and hints.channels in (None, c)}
+    if len(sides) > 1 and hints.image_size is not None:
+        sides = {
+            c: side
+            for c, side in sides.items()
+            if hints.image_size % side == 0 and grid in (None, hints.image_size // side)
+        } or sides
+    if not sides:
+        possible = [c for c in CHANNELS if exact_root(values / c) is not None]
+        fitting = " or ".join(f"--set channels={c}" for c in possible)
+        expected = f"{hints.channels}·p·p" if hints.channels else "c·p·p for 1 to 4 channels"
+        raise CheckpointError(
+            f"{source}: {name}.weight takes {values} values of a patch of the image; expected {expected} and patches "
+            "of p × p pixels",
+            hint=f"omit --set channels, or type {fitting}, which fits the file"
+            if possible
+            else "use another file: no supported number of channels makes these patches square",
+        )
+    known_channels = next(iter(sides)) if len(sides) == 1 else None
+    known_size = hints.image_size if grid is None else grid  # a stored grid shows the side once the channels are known
+    options = {"--image-size 224": known_size, "--set channels=3": known_channels}
+    image_size, channels = asked_image(
+        source,
+        replace(hints, image_size=known_size, channels=known_channels),
+        example=" ".join(option for option, value in options.items() if value is None),
+    )
+    patch_size = sides[channels]
+    if grid is not None:
+        return grid * patch_size, channels, patch_size
+    if image_size % patch_size:
+        raise CheckpointError(
+            f"{source}: --image-size {image_size}, but the tensors of the file show patches of {patch_size} × "
+            f"{patch_size} pixels, which do not tile such images",
+            hint="type the --image-size that the model was trained with",
+        )
+    return image_size, channels, patch_size
+
+
+def asked_pool(source: str, hints: LoadHints) -> Pool:
+    """Return the user's ``--set pool``, for a file whose tensors do not show what the classifier reads."""
+    if hints.pool is None or hints.pool == "pooler":
+        raise CheckpointError(
+            f"{source}: no tensor of this file shows what the classifier reads: the class token or the mean of all "
+            "tokens",
+            hint="type --set pool=cls or --set pool=mean, as in training; the wrong value raises no error, but the "
+            "predictions are wrong",
+        )
+    return hints.pool
+
+
+def known_pool(source: str, hints: LoadHints, *, pool: Pool, evidence: str) -> Pool:
+    """Return the pooling that the file shows, unless the user's ``--set pool`` differs.
+
+    evidence: a clause such as "the file has no class token, so the pooling is".
+    """
+    if hints.pool not in (None, pool):
+        raise CheckpointError(
+            f"{source}: --set pool={hints.pool}, but {evidence} {pool}",
+            hint=f"leave --set pool out, or type --set pool={pool}",
+        )
+    return pool
+
+
+SpecT = TypeVar("SpecT", bound=ModelSpec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedPreset(Generic[SpecT]):
+    """A preset that a file names.
+
+    name: the name in the file.  spec: the spec of the preset.
+    origin: where values of the preset come from, such as ``the preset RMT_S, which args.model of the file names``.
+    """
+
+    name: str
+    spec: SpecT
+    origin: str
+
+
+def recorded_preset(
+    shapes: Shapes,
+    *,
+    preset_named: Callable[[str], SpecT | None],
+    differences: Callable[[SpecT], Sequence[str]],
+) -> tuple[RecordedPreset[SpecT] | None, str]:
+    """Return the preset that the entries ``arch`` and ``args.model`` of the file name, and why there is no preset.
+
+    A wrong preset raises no error, but gives other logits: it is used only if its sizes are those of the tensors.
+    preset_named: name of an architecture in the training code → the spec of the preset, or None.
+    differences: the spec of a preset → a text for each size in which the tensors differ from it.
+    The second value continues a message after a clause; it is empty if the preset is used, and if the file names none.
+    """
+    entries = {"arch": shapes.record.entries.get("arch"), "args.model": shapes.record.args.get("model")}
+    named = {entry: name for entry, name in entries.items() if isinstance(name, str) and name}
+    if not named:
+        return None, ""
+    if len(set(named.values())) > 1:
+        names = " and ".join(f"{entry} names {name}" for entry, name in named.items())
+        return None, f"; {names}, so no preset is used"
+    (entry, name), *_ = named.items()
+    preset = preset_named(name)
+    if preset is None:
+        return None, f"; {entry} of the file names {name}, which is not a preset of this family"
+    if differing := differences(preset):
+        return None, f"; {entry} names the preset {name}, but the file differs from it: {', '.join(differing)}"
+    return RecordedPreset(name=name, spec=preset, origin=f"the preset {name}, which {entry} of the file names"), ""

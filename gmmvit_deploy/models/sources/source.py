@@ -1,8 +1,4 @@
-"""`CheckpointSource`: the record of a code base that writes checkpoint files for a model family.
-
-A family can have several sources, such as the paper authors' released code and a library that trains the same network
-with other names for the tensors.
-"""
+"""`CheckpointSource`: the record of a code base that writes checkpoint files for a model family, with its own names."""
 
 from __future__ import annotations
 
@@ -22,11 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """Conversion of tensors of the file into a tensor of the model.
-
-    keys: the names of the tensors in the file.
-    convert: tensors of ``keys``, in this order → tensor of the model; must not modify its arguments.
-    """
+    """Conversion of the tensors ``keys`` of the file, in this order and unchanged, into a tensor of the model."""
 
     keys: tuple[str, ...]
     convert: Callable[..., Tensor]
@@ -37,7 +29,6 @@ TensorOrigins = Mapping[str, "str | Conversion"]
 
 
 def origin_keys(origin: str | Conversion) -> tuple[str, ...]:
-    """Return the keys of the file that an origin names: a single key, or the keys of a conversion."""
     return (origin,) if isinstance(origin, str) else origin.keys
 
 
@@ -46,29 +37,25 @@ class CheckpointSource:
     """Checkpoint files that a code base writes for a family.
 
     name:         the name of the code base, for messages, such as ``the released code``
-    signature:    regular expressions; a file belongs to this source if each expression matches the start of the name
-                  of at least one tensor. If several sources recognise a file, the source with the most expressions
-                  applies.
-    absent:       regular expressions; a file does not belong to this source if an expression matches the start of the
-                  name of a tensor
-    spec:         function (shapes, hints) → spec of the model. Errors: CheckpointError, for example when the tensors
-                  do not show the number of heads, the image size or the channels, and the user did not give the value.
-    tensors:      function spec → origin of each tensor of the model
-    known_unused: function spec → dict: key that a file may contain but the network never reads → the reason
-    interpolation: function (shapes, hints) → the algorithm with which the code that wrote the file resamples position
-                  embeddings for another image size; None if the file does not show the code
-    taken_from:   function (shapes, hints, spec) → dict for the fields of the spec that no tensor shows and no option
-                  states: name of the field → where the value comes from, such as ``the preset RMT_S, which args.model
-                  of the file names``
-    own_hints:    the fields of `OWN_HINTS` that ``spec`` reads. The loader refuses the options of the other fields, so
-                  that no option is ignored
-    option:       the value of ``--set source`` that names this source; empty if no value names the source. A file that
-                  several sources with options recognise is refused unless the user types ``--set source``
+    signature:    regular expressions; a file belongs to this source if each matches the start of the name of a tensor.
+                  If several sources recognise a file, the source with the most expressions applies.
+    absent:       regular expressions that match the start of no name of a tensor
+    spec:         (shapes, hints) → spec of the model. Errors: CheckpointError, for example when neither the tensors nor
+                  the user's options show the number of heads, the image size or the channels.
+    tensors:      spec → origin of each tensor of the model
+    known_unused: spec → key that a file may contain but the network never reads → the reason
+    interpolation: (shapes, hints) → the algorithm with which the code that wrote the file resamples position embeddings
+                  for another image size; None if the file does not show the code
+    taken_from:   (shapes, hints, spec) → field of the spec that no tensor shows and no option states → where its value
+                  comes from, such as ``the preset RMT_S, which args.model of the file names``
+    own_hints:    the fields of `OWN_HINTS` that ``spec`` reads; the loader refuses the options of the others
+    option:       the value of ``--set source`` that names this source, if any. A file that several sources with options
+                  recognise is refused unless the user types ``--set source``
     same_names:   other value of ``--set source`` → regular expressions. The code that the value names writes files with
                   the names of this source, and none of its names matches an expression at its start
-    images:       function (shapes, hints, spec) → what the file states about the images of training
-    present_names: function (shapes, hints) → the tensors of a file with older names, under the names of this source, or
-                  None if the function knows no other names; called only if the tensors of the file do not fit
+    images:       (shapes, hints, spec) → what the file states about the images of training
+    present_names: (shapes, hints) → the tensors of a file with older names, under the names of this source, or None if
+                  it knows no other names; called only if the tensors of the file do not fit
     """
 
     name: str
@@ -86,7 +73,6 @@ class CheckpointSource:
     same_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def recognises(self, names: Iterable[str]) -> bool:
-        """Return whether a file with these names of tensors belongs to this source (``signature`` and ``absent``)."""
         listed = list(names)
         return not self.missing(listed) and not _any_present(self.absent, listed)
 
@@ -111,9 +97,22 @@ def _any_present(patterns: Iterable[str], names: list[str]) -> bool:
     return any(_present(pattern, names) for pattern in patterns)
 
 
-def tensors_of_layers(layers: Mapping[str, str], parts: Iterable[str] = ("weight", "bias")) -> dict[str, str]:
-    """Return name in the model → key of the file, for the tensors of layers.
+def batched(tensor: Tensor) -> Tensor:
+    """Add the dimension of the batch if needed: (N, D)  →  (1, N, D)."""
+    return tensor if tensor.dim() == 3 else tensor[None]
 
-    layers: name of a layer in the model → name of the layer in the file.  parts: the tensors of each layer.
-    """
+
+BLOCK_OF_TIMM: Mapping[str, str] = {
+    "attention_norm": "norm1",
+    "attention.qkv": "attn.qkv",
+    "attention.out": "attn.proj",
+    "mlp_norm": "norm2",
+    "mlp.0": "mlp.fc1",
+    "mlp.2": "mlp.fc2",
+}
+"""Layer of a `layers.blocks.Block` → its name in timm, which many codes copied."""
+
+
+def tensors_of_layers(layers: Mapping[str, str], parts: Iterable[str] = ("weight", "bias")) -> dict[str, str]:
+    """Return name in the model → key of the file, for the tensors ``parts`` of each of ``layers``."""
     return {f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in layers.items() for part in parts}

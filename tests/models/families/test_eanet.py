@@ -15,11 +15,9 @@ from torch import Tensor
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.checkpoints.report import describe_checkpoint
-from gmmvit_deploy.checkpoints.weights import bytes_from_model
-from gmmvit_deploy.errors import CheckpointError, GmmvitError, SpecError
+from gmmvit_deploy.errors import CheckpointError, GmmvitError
 from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.inference.precision import QUANTIZED, Precision
-from gmmvit_deploy.models.families import preset_spec
 from gmmvit_deploy.models.families.eanet import EANET, folding
 from gmmvit_deploy.models.families.eanet.model import EANet, ExternalAttention
 from gmmvit_deploy.models.sources.hints import LoadHints
@@ -38,32 +36,6 @@ def loaded(name: str, **hints: Any) -> LoadedCheckpoint:
     return load_checkpoint(case.path, LoadHints(**hints) if hints else case.hints)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_second_memory_is_read_with_its_strides(name: str, tmp_path: Path) -> None:
-    """The file stores the memory transposed, and after training on a CPU in the storage of the first memory."""
-    case = loaded(name)
-    model = case.model
-    tensors = read_tensors(case.file.path, case.file.weights).tensors
-    keys = [key for key in tensors if ".attention1.attn.linear_" in key and key.endswith(".weight")]
-    first, second = (tensors[key] for key in sorted(keys))
-    assert not second.is_contiguous()
-    tied = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-    assert tied == (name == "eanet_tied_cpu")
-    assert first.t().equal(second) == tied
-    transformer = model.get_submodule("token_transformers.0")
-    assert transformer.to_slots.weight.equal(first)
-    assert transformer.from_slots.weight.equal(second)
-    with torch.no_grad():  # separate memory in the model
-        transformer.from_slots.weight.add_(1)
-        assert transformer.to_slots.weight.equal(first)
-        transformer.from_slots.weight.copy_(second)
-    weights = tmp_path / "weights.safetensors"
-    weights.write_bytes(bytes_from_model(model))
-    again = load_checkpoint(weights).model.state_dict()
-    assert all(tensor.is_contiguous() for tensor in again.values())
-    assert all(again[name].equal(tensor) for name, tensor in model.state_dict().items())
-
-
 def test_performer_and_transformer_are_two_names_of_one_function(tmp_path: Path) -> None:
     state = dict(read_tensors(loaded("eanet_transformer").file.path).tensors)
     renamed = {}
@@ -76,11 +48,6 @@ def test_performer_and_transformer_are_two_names_of_one_function(tmp_path: Path)
     images = torch.from_numpy(golden("eanet_transformer").inputs)
     with torch.inference_mode():
         assert load_checkpoint(path).model(images).equal(loaded("eanet_transformer").model(images))
-
-
-def test_sides_are_multiples_of_16() -> None:
-    with pytest.raises(SpecError, match="image side 40: expected a multiple of 16"):
-        preset_spec("T2t_vit_7", classes=10, image_size=40, mask=MaskSpec())
 
 
 # ---- folding -------------------------------------------------------------------------------------------------------

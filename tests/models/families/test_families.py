@@ -28,6 +28,11 @@ MASKS = [
 ]
 
 
+def sizes(draw: st.DrawFn, **largest: int) -> dict[str, int]:
+    """Draw a number from 1 to the largest for each name."""
+    return {name: draw(st.integers(1, limit)) for name, limit in largest.items()}
+
+
 @st.composite
 def vit_specs(draw: st.DrawFn) -> ViTSpec:
     """Draw any shape that the files allow, small enough for loops; the head dim may differ from dim / heads."""
@@ -36,12 +41,7 @@ def vit_specs(draw: st.DrawFn) -> ViTSpec:
     return ViTSpec(
         image_size=patch * grid,
         patch_size=patch,
-        classes=draw(st.integers(1, 7)),
-        dim=draw(st.integers(1, 12)),
-        depth=draw(st.integers(1, 2)),
-        heads=draw(st.integers(1, 3)),
-        head_dim=draw(st.integers(1, 6)),
-        mlp_dim=draw(st.integers(1, 9)),
+        **sizes(draw, classes=7, dim=12, depth=2, heads=3, head_dim=6, mlp_dim=9),
         class_token=mask.kind == "plain" and draw(st.booleans()),
         mask=mask,
     )
@@ -72,13 +72,8 @@ def cait_specs(draw: st.DrawFn) -> CaiTSpec:
     return CaiTSpec(
         image_size=patch * draw(st.integers(1, 3)),
         patch_size=patch,
-        classes=draw(st.integers(1, 4)),
         dim=draw(st.integers(2, 6)),
-        depth=draw(st.integers(1, 2)),
-        class_depth=draw(st.integers(1, 2)),
-        heads=draw(st.integers(1, 3)),
-        head_dim=draw(st.integers(1, 4)),
-        mlp_dim=draw(st.integers(1, 5)),
+        **sizes(draw, classes=4, depth=2, class_depth=2, heads=3, head_dim=4, mlp_dim=5),
         mask=draw(st.sampled_from(MASKS)),
     )
 
@@ -104,15 +99,9 @@ def t2t_specs(draw: st.DrawFn) -> T2TSpec:
     token_layers = draw(st.integers(1, 2))
     return T2TSpec(
         image_size=2 ** (token_layers + 1) * draw(st.integers(1, 2)),
-        classes=draw(st.integers(1, 4)),
         dim=draw(st.integers(2, 6)),
-        depth=draw(st.integers(1, 2)),
-        heads=draw(st.integers(1, 2)),
-        head_dim=draw(st.integers(1, 3)),
-        mlp_dim=draw(st.integers(1, 5)),
         token_layers=token_layers,
-        token_dim=draw(st.integers(1, 4)),
-        token_mlp_dim=draw(st.integers(1, 4)),
+        **sizes(draw, classes=4, depth=2, heads=2, head_dim=3, mlp_dim=5, token_dim=4, token_mlp_dim=4),
         mask=draw(st.sampled_from(MASKS)),
     )
 

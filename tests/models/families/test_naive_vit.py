@@ -15,7 +15,7 @@ from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
-from gmmvit_deploy.models.layers.sinusoids import sinusoidal_positions
+from gmmvit_deploy.models.layers.positions import sinusoidal_positions
 from gmmvit_deploy.models.sources.hints import LoadHints
 from tests.conftest import golden
 
@@ -124,12 +124,6 @@ def test_the_number_of_positions_shows_the_side_of_the_images(tmp_path: Path) ->
 def test_positions_that_do_not_fit_are_refused(positions: torch.Tensor, message: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(saved(tmp_path, tutorial_state() | {KEYS[0]: positions}), LoadHints(channels=1))
-
-
-def test_positions_under_both_names_are_refused(tmp_path: Path) -> None:
-    state = tutorial_state() | dict.fromkeys(KEYS, other_positions())
-    with pytest.raises(CheckpointError, match=r"unknown key positional_embeddings \(50, 8\)"):
-        load_checkpoint(saved(tmp_path, state), CASE.hints)
 
 
 @pytest.mark.parametrize("extra", [{}, {"pos_embed": torch.zeros(50, 8)}], ids=["without positions", "pos_embed"])

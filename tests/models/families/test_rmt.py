@@ -55,19 +55,6 @@ def test_side_and_stages_are_asked_for_and_the_record_is_not_believed() -> None:
     assert "--image-size" not in raised.value.hint
 
 
-@pytest.mark.parametrize(
-    ("hints", "message"),
-    [
-        ({"decomposed_stages": (1, 5)}, "--set decomposed_stages=1,5, but the file has 4 stages"),
-        ({"heads": 3}, "--set heads=3, but the number of decays of the first stage is 1"),
-        ({"preset": "RMT_S"}, "the file does not match the preset RMT_S"),
-    ],
-)
-def test_options_that_contradict_the_tensors_are_refused(hints: dict[str, Any], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        loaded("rmt_layerscale", **hints)
-
-
 def file_of(spec: RMTSpec) -> State:
     """Return the tensors of a file of this spec, without data."""
     with torch.device("meta"):
@@ -125,12 +112,6 @@ def test_image_sizes_whose_constants_would_fill_the_memory_are_refused() -> None
     assert replace(spec, image_size=1536).constant_bytes <= 2 << 30
     with pytest.raises(SpecError, match=r"images of 2048×2048 pixels take .* GiB; expected at most 2 GiB"):
         replace(spec, image_size=2048)
-
-
-def test_a_huge_image_size_is_refused_with_the_name_of_the_file() -> None:
-    with pytest.raises(SpecError, match="the decays and rotations for images of 100000×100000 pixels") as caught:
-        loaded("rmt_2023", image_size=100_000)
-    assert str(caught.value).startswith(str(golden("rmt_2023").path))
 
 
 def test_constant_bytes_are_those_of_the_folded_model() -> None:

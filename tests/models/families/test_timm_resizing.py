@@ -17,12 +17,11 @@ from gmmvit_deploy.checkpoints._model_folder import read_checkpoint
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
-from gmmvit_deploy.errors import CheckpointError, InputError
+from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families import spec_from_json, spec_to_json
 from gmmvit_deploy.models.families.timm.resizing import resized_model
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from tests.conftest import golden
 
 pytestmark = pytest.mark.integration
 
@@ -62,15 +61,6 @@ def logits(model: nn.Module, size: int = SIZE) -> Tensor:
     return out
 
 
-def by_classic_code(positions: Tensor, prefix: int, rows: int, **how: Any) -> Tensor:
-    """Resample as the classic codes do: ``how`` are arguments of ``interpolate``."""
-    side = round((positions.shape[1] - prefix) ** 0.5)
-    patches = positions[:, prefix:].reshape(1, side, side, -1).permute(0, 3, 1, 2)
-    patches = nn.functional.interpolate(patches, mode="bicubic", **how)
-    assert patches.shape[-2:] == (rows, rows)
-    return torch.cat([positions[:, :prefix], patches.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
-
-
 @pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("name", "size", "prefix", "also"),
@@ -97,32 +87,10 @@ def test_equals_timm_with_positions_of_timm(name: str, size: int, prefix: int, a
     assert ours.spec.interpolation == "timm"
 
 
-@pytest.mark.nightly
-def test_the_default_for_a_file_of_deit_is_deits_algorithm() -> None:
-    network, tensors = built("timm_deit_distilled"), tensors_of("timm_deit_distilled")
-    tensors["pos_embed"] = by_classic_code(tensors["pos_embed"], 2, 6, size=(6, 6), align_corners=False)
-    network.load_state_dict(tensors, strict=True)
-    ours = loaded("timm_deit_distilled", resize_to=SIZE)
-    assert ours.spec.interpolation == "deit"  # type: ignore[attr-defined]
-    torch.testing.assert_close(logits(ours.model), logits(network), **EXACT)
-
-
-@pytest.mark.nightly
-def test_the_default_for_a_file_of_dino_is_dinos_algorithm() -> None:
-    network, tensors = built("dino_linear"), tensors_of("dino_linear")
-    scale = (6 + 0.1) / 4
-    tensors["pos_embed"] = by_classic_code(tensors["pos_embed"], 1, 6, scale_factor=(scale, scale))
-    network.load_state_dict(tensors, strict=True)
-    head = read_checkpoint(GOLDEN / "dino_linear.pth", None).tensors
-    weight, bias = (next(v for k, v in head.items() if k.endswith(part)).double() for part in ("weight", "bias"))
-    blocks = RECORDS["dino_linear"]["build"]["n_last_blocks"]
-    with torch.no_grad():
-        backbone = network.double().eval()
-        outputs = backbone.get_intermediate_layers(images(), n=blocks, return_prefix_tokens=True, norm=True)
-        expected = torch.cat([prefix[:, 0] for _, prefix in outputs], dim=-1) @ weight.T + bias
-    ours = loaded("dino_linear", resize_to=SIZE)
-    assert ours.spec.interpolation == "dino"  # type: ignore[attr-defined]
-    torch.testing.assert_close(logits(ours.model), expected, **EXACT)
+@pytest.mark.parametrize(("name", "code"), [("timm_deit_distilled", "deit"), ("dino_linear", "dino")])
+def test_the_default_is_the_algorithm_of_the_code_that_wrote_the_file(name: str, code: str) -> None:
+    """`tests/models/layers/test_positions.py` compares the algorithms with embeddings that the codes computed."""
+    assert loaded(name, resize_to=SIZE).spec.interpolation == code  # type: ignore[attr-defined]
 
 
 def test_the_convolution_stem_equals_torchvision() -> None:
@@ -149,33 +117,16 @@ def saved(folder: Path, network: nn.Module) -> Path:
     return path
 
 
-BEIT = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "mlp_ratio": 2, "num_classes": 5}
+SMALL_VIT = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "mlp_ratio": 2, "num_classes": 5}
+SMALL_SWIN = {"patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 4], "num_classes": 5}
 SMALL: Mapping[str, tuple[str, dict[str, Any], int, int]] = {
-    "beit": ("beit_base_patch16_224", BEIT, 32, 48),
-    "beit with positions": ("beit_base_patch16_224", BEIT | {"use_abs_pos_emb": True}, 32, 48),
-    "swin": (
-        "swin_tiny_patch4_window7_224",
-        {"patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4, "num_classes": 5},
-        32,
-        48,
-    ),
-    "swin, the last window grows": (
-        "swin_tiny_patch4_window7_224",
-        {"patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 4], "window_size": 8, "num_classes": 5},
-        16,
-        32,
-    ),
+    "beit": ("beit_base_patch16_224", SMALL_VIT, 32, 48),
+    "beit with positions": ("beit_base_patch16_224", SMALL_VIT | {"use_abs_pos_emb": True}, 32, 48),
+    "swin": ("swin_tiny_patch4_window7_224", SMALL_SWIN | {"window_size": 4}, 32, 48),
+    "swin, the last window grows": ("swin_tiny_patch4_window7_224", SMALL_SWIN | {"window_size": 8}, 16, 32),
     "relpos": (
         "vit_relpos_small_patch16_224",
-        {
-            "patch_size": 8,
-            "embed_dim": 24,
-            "depth": 2,
-            "num_heads": 3,
-            "num_classes": 5,
-            "rel_pos_dim": None,
-            "rel_pos_type": "bias",
-        },
+        SMALL_VIT | {"rel_pos_dim": None, "rel_pos_type": "bias"},
         32,
         48,
     ),
@@ -238,20 +189,17 @@ def test_resizes_to_images_that_are_not_square() -> None:
     assert not turned.network.pos_embed.equal(model.network.pos_embed)  # type: ignore[arg-type]
 
 
-MASKED = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "mlp_ratio": 2, "num_classes": 5}
-
-
 def masked_file(folder: Path, kind: str, form: str) -> Path:
     from gmmvit_deploy.timm import add_masks
 
     torch.manual_seed(0)
-    network = timm.create_model("vit_tiny_patch16_224", **MASKED, img_size=32)
+    network = timm.create_model("vit_tiny_patch16_224", **SMALL_VIT, img_size=32)
     torch.save(add_masks(network, kind=kind, kernels=3, form=form).state_dict(), folder / "masked.pth")  # type: ignore[arg-type]
     return folder / "masked.pth"
 
 
 def masked_hints(form: str) -> LoadHints:
-    sizes = {"model": "vit_tiny_patch16_224", "model_args": MASKED, "image_size": 32, "resize_to": 48}
+    sizes = {"model": "vit_tiny_patch16_224", "model_args": SMALL_VIT, "image_size": 32, "resize_to": 48}
     return LoadHints(**sizes, closed_form=True if form == "closed" else None, interpolation="timm")
 
 
@@ -264,7 +212,7 @@ def test_masks_without_a_size_are_computed_again(kind: str, form: str, tmp_path:
     path = masked_file(tmp_path, kind, form)
     ours = load_checkpoint(path, masked_hints(form if kind == "gmm" else "stored"))
     network = add_masks(
-        timm.create_model("vit_tiny_patch16_224", **MASKED, img_size=48), kind=kind, kernels=3, form=form
+        timm.create_model("vit_tiny_patch16_224", **SMALL_VIT, img_size=48), kind=kind, kernels=3, form=form
     )  # type: ignore[arg-type]
     tensors = torch.load(path, weights_only=True)
     tensors["pos_embed"] = resample_abs_pos_embed(tensors["pos_embed"], [6, 6])
@@ -272,64 +220,11 @@ def test_masks_without_a_size_are_computed_again(kind: str, form: str, tmp_path:
     torch.testing.assert_close(logits(ours.model), logits(network), rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize(
-    ("kind", "form", "reason"), [("elm", "stored", "an elementwise learnable mask"), ("gmm", "stored", "the base mask")]
-)
-def test_masks_of_the_grid_of_training_are_refused(kind: str, form: str, reason: str, tmp_path: Path) -> None:
-    path = masked_file(tmp_path, kind, form)
-    with pytest.raises(CheckpointError, match=reason) as caught:
-        load_checkpoint(path, masked_hints(form))
-    assert str(caught.value).startswith(f"{path}: --resize-to 48: ")
+def test_a_mask_of_the_grid_of_training_is_refused(tmp_path: Path) -> None:
+    path = masked_file(tmp_path, "elm", "stored")
+    with pytest.raises(CheckpointError, match=r"--resize-to 48: .* an elementwise learnable mask") as caught:
+        load_checkpoint(path, masked_hints("stored"))
     assert "leave --resize-to out" in caught.value.hint
-
-
-def refused(name: str, **more: Any) -> CheckpointError:
-    with pytest.raises(CheckpointError) as caught:
-        loaded(name, **more)
-    return caught.value
-
-
-def test_asks_for_the_algorithm_if_the_code_is_not_known() -> None:
-    error = refused("timm_vit_qk_norm", resize_to=SIZE)
-    assert "timm_vit_qk_norm.pth: --resize-to 48: the file does not show which code wrote the file" in str(error)
-    assert "add --set interpolation" in error.hint
-    assert "timm, torchvision, deit, dino" in error.hint
-
-
-@pytest.mark.nightly
-def test_refuses_a_tensor_without_a_rule_by_its_name(tmp_path: Path) -> None:
-    args = {"embed_dim": [16, 16, 16], "depth": [1, 1, 1], "num_heads": [1, 1, 1], "key_dim": 8, "num_classes": 5}
-    path = saved(tmp_path, timm.create_model("levit_128", **args, img_size=64))
-    hints = LoadHints(model="levit_128", model_args=args, image_size=64, resize_to=96, interpolation="timm")
-    with pytest.raises(CheckpointError, match=r"the tensor network\.stages\.0\.blocks\.0\.attn\.attention_biases has"):
-        load_checkpoint(path, hints)
-
-
-def test_refuses_an_algorithm_that_is_defined_for_squares_only() -> None:
-    with pytest.raises(InputError, match="--set interpolation=deit is defined only for a square new grid"):
-        resized_model(loaded("timm_vit").model, (24, 40), "deit")  # type: ignore[arg-type]
-
-
-def test_refuses_a_size_that_leaves_pixels_over() -> None:
-    error = refused("timm_vit", resize_to=50)
-    assert "images of 50 × 50 pixels cannot be divided into patches of 4 × 4 pixels" in str(error)
-    assert error.hint == "type --resize-to 48 or 52"
-    assert "does not take images of 44 × 44 pixels" in str(refused("torchvision_vit_conv_stem", resize_to=44))
-
-
-def test_refuses_other_families() -> None:
-    case = golden("vit_plain")
-    with pytest.raises(CheckpointError, match="only models of the family timm can be resized; the code base of vit"):
-        load_checkpoint(case.path, LoadHints(heads=case.hints.heads, resize_to=64))
-
-
-def test_refuses_to_resize_twice(tmp_path: Path) -> None:
-    path = tmp_path / "weights.safetensors"
-    path.write_bytes(bytes_from_model(loaded("timm_vit", resize_to=SIZE).model))
-    again = load_checkpoint(path)
-    assert again.spec == loaded("timm_vit", resize_to=SIZE).spec
-    with pytest.raises(CheckpointError, match="was already resized from 32 × 32 to 48 × 48 pixels"):
-        load_checkpoint(path, LoadHints(resize_to=64))
 
 
 def test_resizes_the_weights_of_a_bundle(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -201,35 +200,6 @@ def test_a_plain_cait_without_root_mask_needs_the_source(tmp_path: Path) -> None
 
 
 # ---- questions and refusals ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "hints", "message", "hint"),
-    [
-        ("vp_deepvit", {}, "what the classifier reads", "type --set pool=cls or --set pool=mean"),
-        ("vp_deepvit", {"pool": "cls", "heads": 8}, "--set heads=8, but the number of heads in the head mixing", ""),
-        ("vp_deepvit", {"pool": "cls", "image_size": 64}, "--image-size 64 contradicts the file", ""),
-        ("vp_deepvit", {"pool": "cls", "channels": 1}, r"takes 192 values of a patch .* expected 1·p·p", "omit --set"),
-        ("vp_vit", {}, "does not determine the number of attention heads", "type --set heads=N with the number"),
-        ("vp_vit", {"heads": 5}, "is not a multiple of 5 heads", "type --set heads"),
-        (
-            "vp_vit",
-            {"heads": 4, "pool": "mean"},
-            "--set pool=mean, but the class token has the shape of the latest",
-            "",
-        ),
-        ("vp_simple_vit", {"heads": 2}, "no tensor of this file shows the size of the images", "type --image-size"),
-        ("vp_simple_vit", {"heads": 2, "image_size": 30}, "patches of 4 × 4 pixels, which do not tile", "type the"),
-        ("vp_simple_vit", {"image_size": 32}, "does not determine the number of attention", "type --set heads=N with"),
-        ("vp_spt_lsa", {"heads": 4}, "what the classifier reads", "type --set pool=cls or --set pool=mean"),
-        ("vp_cait", {"heads": 2}, "--set heads=2, but the number of heads in the head mixing", ""),
-    ],
-)
-def test_what_no_tensor_shows_is_asked_for(name: str, hints: dict[str, Any], message: str, hint: str) -> None:
-    with pytest.raises(CheckpointError, match=message) as caught:
-        load_checkpoint(golden(name).path, LoadHints(**hints))
-    assert str(golden(name).path) in str(caught.value)
-    assert caught.value.hint.startswith(hint)
 
 
 def test_channels_are_asked_for_if_several_numbers_fit(tmp_path: Path) -> None:

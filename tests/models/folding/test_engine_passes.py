@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.cait.folding import WideHeadsAttention, widen_heads
 from gmmvit_deploy.models.families.cait.spec import CaiTSpec
+from gmmvit_deploy.models.families.deepvit import DEEPVIT
 from gmmvit_deploy.models.families.swin.spec import SwinSpec
-from gmmvit_deploy.models.folding.engine_forms import pad_heads
+from gmmvit_deploy.models.folding.engine_forms import pad_heads, padded_head_dim
 from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines
-from gmmvit_deploy.models.layers.head_dims import padded_head_dim
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 from tests.conftest import EXPORTED, golden
 from tests.exact import assert_same_logits, exact_logits
@@ -65,22 +65,23 @@ def test_talking_heads_widen_where_all_heads_share_a_mask(name: str, widened: in
     assert sum(isinstance(module, WideHeadsAttention) for module in engine.model.modules()) == widened
 
 
-def test_talking_heads_stay_where_wide_heads_would_not_fuse() -> None:
-    spec = CaiTSpec(
-        image_size=8,
-        patch_size=4,
-        classes=2,
-        dim=8,
-        depth=1,
-        class_depth=1,
-        heads=5,
-        head_dim=64,
-        mlp_dim=8,
-        mask=MaskSpec(),
-    )
-    plain = fold(model_from_spec(spec).eval())
-    assert fold_for_engines(plain).passes["widen_heads"] == ()
-    assert len(fold_for_engines(fold(model_from_spec(replace(spec, heads=4)).eval())).passes["widen_heads"]) == 2
+TALKING = CaiTSpec(
+    image_size=8, patch_size=4, classes=2, dim=8, depth=1, class_depth=1, heads=4, head_dim=64, mlp_dim=8,
+    mask=MaskSpec(),
+)  # fmt: skip
+REATTENDING = replace(DEEPVIT.small(MaskSpec()), dim=256, heads=8, mlp_dim=8)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("spec", "wider", "name", "widened"),
+    [(TALKING, {"heads": 5}, "widen_heads", 2), (REATTENDING, {"dim": 264}, "widen_reattention", 1)],
+    ids=["cait", "deepvit"],
+)
+def test_heads_too_wide_for_a_fused_kernel_keep_their_mixing(
+    spec: ModelSpec, wider: dict[str, int], name: str, widened: int
+) -> None:
+    for one, count in ((spec, widened), (replace(spec, **wider), 0)):
+        assert len(fold_for_engines(fold(model_from_spec(one).eval())).passes[name]) == count
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,10 @@ from gmmvit_deploy.models.folding.passes import (
     merge_scale_into_mixing,
     require_constant_steps,
 )
-from gmmvit_deploy.models.folding.query_scales import merge_temperature_into_query
-from gmmvit_deploy.models.layers.attention import MaskedAttention
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.biases import ManhattanDecay
-from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal, ZeroDiagonal
 from gmmvit_deploy.models.scores.heads import HeadMixing
+from gmmvit_deploy.models.scores.locality import MaskedDiagonal, ZeroDiagonal
 from gmmvit_deploy.models.scores.masks import ElementwiseMask
 from gmmvit_deploy.models.scores.scales import LearnedTemperature, Scale
 from gmmvit_deploy.models.scores.step import Multiply, Step
@@ -113,16 +111,6 @@ def test_a_step_that_no_pass_folds_is_an_error() -> None:
         require_constant_steps(model)
 
 
-def test_a_bias_and_a_masked_diagonal_become_a_single_bias() -> None:
-    scores = AttentionScores({"decay": ManhattanDecay(-torch.rand(HEADS), 2), "diagonal": MaskedDiagonal(N, -math.inf)})
-    before, model = weights(scores), attention(scores)
-    fold_biases(model)
-    assert merge_biases(model) == ("attention",)
-    assert merge_biases(model) == ()
-    assert roles(scores) == ["score_bias"]
-    assert weights(scores).equal(before)
-
-
 def test_a_row_of_minus_infinity_is_refused() -> None:
     diagonal = MaskedDiagonal(N)
     diagonal.masked[1] = -math.inf
@@ -130,28 +118,3 @@ def test_a_row_of_minus_infinity_is_refused() -> None:
     fold_biases(model)
     with pytest.raises(FoldError, match=r"a row of the bias before\.diagonal is −∞ in every entry"):
         merge_biases(model)
-
-
-def projecting(scores: AttentionScores) -> nn.Module:
-    model = nn.Module()
-    model.attention = MaskedAttention(dim=6, heads=HEADS, head_dim=3, scores=scores, qkv_bias=True)
-    return model.eval().requires_grad_(False)
-
-
-def test_temperature_goes_into_the_rows_of_q() -> None:
-    torch.manual_seed(0)
-    scores = AttentionScores({"temperature": temperature(), "diagonal": MaskedDiagonal(N)})
-    model, x = projecting(scores), torch.randn(2, N, 6)
-    before = model.attention(x)  # type: ignore[operator]
-    old = model.attention.qkv.weight.clone()  # type: ignore[union-attr]
-    with pytest.raises(FoldError, match="run fold_scales first"):
-        merge_temperature_into_query(model)
-    fold_scales(model)
-    assert merge_temperature_into_query(model) == ("attention",)
-    assert merge_temperature_into_query(model) == ()
-    assert roles(scores) == ["score_bias"]
-    new = model.attention.qkv.weight  # type: ignore[union-attr]
-    assert new[:3].equal(0.5 * old[:3])
-    assert new[3:6].equal(2 * old[3:6])
-    assert new[6:].equal(old[6:])
-    torch.testing.assert_close(model.attention(x), before)  # type: ignore[operator]

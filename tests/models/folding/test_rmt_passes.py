@@ -1,4 +1,4 @@
-"""Folding passes of RMT: each pass is exact, reaches its end state, and changes nothing in a second run."""
+"""RMT stores equal decays of a stage once, and no others."""
 
 from __future__ import annotations
 
@@ -17,66 +17,12 @@ from gmmvit_deploy.models.families.rmt import RMT
 from gmmvit_deploy.models.families.rmt.folding import (
     share_decays,
 )
-from gmmvit_deploy.models.families.rmt.model import (
-    DecomposedAttention,
-    FoldedRotation,
-    ManhattanAttention,
-    PairRotation,
-)
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.runtimes.runners.open import open_runner
-from tests.conftest import MANIFEST
 from tests.exact import exact_logits
-from tests.golden_files import trained
-
-NAMES = tuple(name for name, entry in MANIFEST.items() if entry["family"] == "rmt")
-each_file = pytest.mark.parametrize("name", NAMES)
-
-
-@each_file
-def test_decays_are_those_of_the_formula_bit_for_bit(name: str) -> None:
-    """The paper authors' code computes |i − j| in float32, then multiplies by the stored decay of each head."""
-    model = trained(name)
-    folded = {record.layer: record.constant for record in fold(model).biases}
-    for path, module in model.named_modules():
-        if not isinstance(module, ManhattanAttention):
-            continue
-        rows, columns = module.grid
-        for part in module.attentions():
-            decay = part.scores.before.decay.decay
-            if isinstance(module, DecomposedAttention):
-                index = torch.arange(columns if part is module.rows else rows).to(decay)
-                distance, child = (index[:, None] - index[None, :]).abs(), "rows" if part is module.rows else "columns"
-            else:
-                points = torch.stack(torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
-                points = points.reshape(2, -1).to(decay)
-                distance, child = (points[:, :, None] - points[:, None, :]).abs().sum(0), "tokens"
-            assert folded.pop(f"{path}.{child}").equal(distance * decay[:, None, None])
-    assert not folded
-
-
-@each_file
-def test_rotation_tables_are_those_of_the_formula_bit_for_bit(name: str) -> None:
-    model = trained(name)
-    folded = fold(model).model
-    for path, module in model.named_modules():
-        if not isinstance(module, PairRotation):
-            continue
-        tables = folded.get_submodule(path)
-        assert isinstance(tables, FoldedRotation)
-        head_dim, (cos, sins) = module.angle.numel(), (table.flatten(0, -2) for table in (tables.cos, tables.sin))
-        angles = torch.arange(len(cos), dtype=torch.float32)[:, None] * module.angle[None, :]
-        for head in cos.split(head_dim, dim=1):
-            assert head.equal(torch.cos(angles).unflatten(1, (-1, 2)).transpose(1, 2).flatten(1))
-        sin = torch.sin(angles).unflatten(1, (-1, 2)).transpose(1, 2)
-        for head in sins.split(head_dim, dim=1):
-            assert head.unflatten(1, (2, -1)).equal(torch.stack((-sin[:, 0], sin[:, 1]), dim=1))
-
-
-# ---- equal decays --------------------------------------------------------------------------------------------------
 
 
 def deeper() -> Model:

@@ -85,3 +85,14 @@ def test_distances_on_grids_that_are_not_square(grid: tuple[int, int]) -> None:
     assert squared_distances(grid).equal(squared)
     assert stored_base(grid).equal(torch.exp(-squared.double()).float().sqrt()[None, None])
     assert manhattan_distances(grid).equal(by_definition(*grid, lambda down, across: abs(down) + abs(across)))
+
+
+def test_oddities_name_head_and_kernel_and_nothing_in_a_sound_mask() -> None:
+    alpha, sigma = torch.ones(2, 2, 1, 1), torch.ones(2, 2, 1, 1)
+    assert list(GaussianMixtureMask(alpha, sigma, stored_base(2)).oddities()) == []
+    alpha[1, 0], sigma[0, 1] = 0, 0.01
+    oddities = [(odd.where, odd.what) for odd in GaussianMixtureMask(alpha, sigma, stored_base(2)).oddities()]
+    assert oddities == [
+        (" head 1 kernel 0", "sigma is 0.01: through this kernel a token attends only to itself"),
+        (" head 0 kernel 1", "alpha is 0: the kernel has no effect"),
+    ]

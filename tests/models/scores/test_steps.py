@@ -13,8 +13,8 @@ import torch
 
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.biases import ManhattanDecay, WindowBias, relative_position_index
-from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal, ZeroDiagonal
 from gmmvit_deploy.models.scores.heads import HeadBatchNorm, HeadBias, HeadMixing, HeadNorm
+from gmmvit_deploy.models.scores.locality import MaskedDiagonal, ZeroDiagonal
 from gmmvit_deploy.models.scores.masks import (
     ClosedFormGaussianMask,
     ElementwiseMask,
@@ -97,7 +97,6 @@ def cases() -> Iterator[tuple[str, Case]]:
 
     mixture = GaussianMixtureMask(alpha, sigma, stored_base(GRID))
     yield "scale", Case(Scale(0.5), lambda x: 0.5 * x, "scale", mistakes=2)
-    yield "scale of Q", Case(Scale(0.5, scales_query=True), lambda x: 0.5 * x, "scale", mistakes=2)
     # On a grid this small nothing has underflowed, so the stored base gives the closed formula.
     yield "stored base", Case(mixture, lambda x: each_entry(gaussian) * x, "mask", mistakes=7)
     closed = ClosedFormGaussianMask(alpha, sigma, squared_distances(GRID))
@@ -144,9 +143,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     )
     t = random(HEADS).abs() + 0.1
     times_t = each_entry(lambda h, i, j: float(t[h]))
-    yield "temperature", Case(LearnedTemperature(t), lambda x: times_t * x, "scale", mistakes=3)
-    known = LearnedTemperature(t, usual=0.5)
-    yield "temperature in place of 1/√d", Case(known, lambda x: times_t * x, "scale", mistakes=4)
+    yield "temperature", Case(LearnedTemperature(t, usual=0.5), lambda x: times_t * x, "scale", mistakes=4)
     of_query = LearnedTemperature(t, scales_query=True)
     yield "temperature of Q", Case(of_query, lambda x: times_t * x, "scale", mistakes=3)
     temperature = LearnedTemperature(torch.tensor(-0.7), is_logarithm=True)
@@ -159,29 +156,16 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "zero diagonal of each head", Case(ZeroDiagonal(N, heads=HEADS), lambda x: off * x, "mask", mistakes=2)
     mixing, norm, shift = random(HEADS, HEADS), random(HEADS), random(HEADS)
     for after in (False, True):
-        side = "after" if after else "before"
-        by_head = HeadMixing(mixing.clone())
-        yield f"mixing {side}", Case(by_head, lambda x: mixed(x, exact(mixing)), "mixing", after=after)
         yield (
-            f"norm {side}",
-            Case(
-                HeadNorm(norm.clone(), shift.clone()),
-                lambda x: normed(x, exact(norm), exact(shift)),
-                "norm",
-                after=after,
-                mistakes=2,
-            ),
+            f"mixing {'after' if after else 'before'}",
+            Case(HeadMixing(mixing.clone()), lambda x: mixed(x, exact(mixing)), "mixing", after=after),
         )
-        shifted = Case(
-            HeadBias(shift.clone()), lambda x: x + exact(shift)[:, None, None], "mixing", after=after, mistakes=1
-        )
-        yield f"bias of each head {side}", shifted
-        batch_norm, factor = batch_norm_of(norm, shift), exact(norm) / np.sqrt(np.arange(1, HEADS + 1) * 0.1 + 1e-5)
-
-        def normalised(x: Array, factor: Array = factor) -> Array:
-            return factor[:, None, None] * (x - 0.1) + exact(shift)[:, None, None]
-
-        yield f"BatchNorm {side}", Case(batch_norm, normalised, "norm", after=after, mistakes=3)
+    layer_norm, by_head = HeadNorm(norm.clone(), shift.clone()), exact(shift)[:, None, None]
+    yield "norm", Case(layer_norm, lambda x: normed(x, exact(norm), exact(shift)), "norm", after=True, mistakes=2)
+    yield "bias of each head", Case(HeadBias(shift.clone()), lambda x: x + by_head, "mixing", after=True, mistakes=1)
+    factor = (exact(norm) / np.sqrt(np.arange(1, HEADS + 1) * 0.1 + 1e-5))[:, None, None]
+    batch_norm = batch_norm_of(norm, shift)
+    yield "BatchNorm", Case(batch_norm, lambda x: factor * (x - 0.1) + by_head, "norm", after=True, mistakes=3)
 
 
 def batch_norm_of(weight: torch.Tensor, bias: torch.Tensor) -> HeadBatchNorm:

@@ -12,9 +12,8 @@ from torch import nn
 
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.models.layers.attention import attentions_without_scores, memories
-from gmmvit_deploy.models.layers.blocks import PatchEmbedding
 from gmmvit_deploy.models.layers.embeddings import patch_filters
-from gmmvit_deploy.models.layers.shifted_patches import VIEWS, ShiftedPatches
+from gmmvit_deploy.models.layers.patches import VIEWS, PatchEmbedding, ShiftedPatches
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
 from gmmvit_deploy.models.scores.biases import ManhattanDecay, PrefixBias
 from gmmvit_deploy.models.scores.scales import LearnedTemperature

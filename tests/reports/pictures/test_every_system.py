@@ -16,7 +16,7 @@ from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.models.layers.attention import attentions_without_scores
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
-from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal
+from gmmvit_deploy.models.scores.locality import MaskedDiagonal
 from gmmvit_deploy.reports.pictures.attention_of_image import attention_of_image
 from gmmvit_deploy.reports.pictures.attention_report import attention_page
 from gmmvit_deploy.reports.pictures.attention_weights import attention_record

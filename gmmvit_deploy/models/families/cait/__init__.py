@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gmmvit_deploy.models.families.cait.released import RELEASED, SPT_LSA
+from gmmvit_deploy.models.families.cait.released import PRENORM, RELEASED, SPT_LSA, SPT_LSA_PLAIN, VIT_PYTORCH
 from gmmvit_deploy.models.families.cait.spec import PRESETS, CaiTSpec
-from gmmvit_deploy.models.families.cait.vit_pytorch import PRENORM, SPT_LSA_PLAIN, VIT_PYTORCH
-from gmmvit_deploy.models.families.family import Family, Network
+from gmmvit_deploy.models.families.family import SMALL, Family, Network
 from gmmvit_deploy.models.specs import MaskSpec
 
 
 def _network() -> Network:
     from gmmvit_deploy.models.families.cait.folding import drop_remainder, merge_layer_scale, widen_heads
-    from gmmvit_deploy.models.families.cait.mistakes import MISTAKES
-    from gmmvit_deploy.models.families.cait.model import CaiT
+    from gmmvit_deploy.models.families.cait.model import MISTAKES, CaiT
 
     return Network(
         build=CaiT,
@@ -26,18 +24,7 @@ def _network() -> Network:
 
 
 def _small(mask: MaskSpec) -> CaiTSpec:
-    return CaiTSpec(
-        image_size=16,
-        patch_size=4,
-        classes=5,
-        dim=32,
-        depth=2,
-        class_depth=1,
-        heads=2,
-        head_dim=16,
-        mlp_dim=48,
-        mask=mask,
-    )
+    return CaiTSpec(**SMALL, class_depth=1, head_dim=16, mask=mask)
 
 
 def _variants() -> Mapping[str, CaiTSpec]:

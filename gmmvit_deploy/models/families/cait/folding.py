@@ -8,7 +8,7 @@ models, H·d is 256.
 from __future__ import annotations
 
 import copy
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -17,16 +17,13 @@ from torch import Tensor, nn
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.families.cait.model import REMAINDER, ScaledBranch, TalkingHeadsAttention
 from gmmvit_deploy.models.layers.attention import projected
-from gmmvit_deploy.models.layers.head_dims import LARGEST_FUSED
-from gmmvit_deploy.models.layers.proofs import random_values, require_same_output
-from gmmvit_deploy.models.layers.wide_heads import WideHeads, same_for_all_heads
+from gmmvit_deploy.models.layers.proofs import merge_factor, random_values, require_same_output
+from gmmvit_deploy.models.layers.wide_heads import LARGEST_FUSED, WideHeads, same_for_all_heads
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.step import Constant, Step
 
-_LARGEST = 2.0**-24
-"""The relative rounding error of float32."""
-_ROUNDING = 1e-6
-"""The constant B is stored in float32, and the sums over the heads round."""
+_LARGEST = 2.0**-24  # the relative rounding error of float32
+_ROUNDING = 1e-6  # the constant B is stored in float32, and the sums over the heads round
 
 
 @torch.no_grad()
@@ -80,23 +77,15 @@ def _of_zero_products(scores: AttentionScores, like: Float[Tensor, "heads n n"])
 
 @torch.no_grad()
 def merge_layer_scale(model: nn.Module) -> tuple[str, ...]:
-    """Merge γ into the last linear layer of each branch.
-
-    γ ∘ (W x + b)  →  (diag(γ) W) x + γ ∘ b
-
-    Ensures: each merged weight equals diag(γ) W bit for bit.
-    """
+    """Merge γ into the last linear layer of each branch: γ ∘ (W x + b)  →  (diag(γ) W) x + γ ∘ b, bit for bit."""
     changed = []
     for name, branch in model.named_modules():
         if not isinstance(branch, ScaledBranch) or branch.gamma is None:
             continue
         last = branch.inner.out if isinstance(branch.inner, TalkingHeadsAttention) else branch.inner[-1]  # type: ignore[index]
-        last = cast("nn.Linear", last)
-        gamma = branch.gamma.detach().flatten()
-        last.weight.copy_(gamma[:, None] * last.weight)
-        last.bias.copy_(gamma * last.bias)
-        branch.gamma = None
-        changed.append(name)
+        if merge_factor(last, branch.gamma.flatten()):
+            branch.gamma = None
+            changed.append(name)
     return tuple(changed)
 
 
@@ -128,8 +117,7 @@ def widen_heads(model: nn.Module) -> tuple[str, ...]:
     """Rewrite talking heads as heads of head dim H·d (wide heads).
 
     Unchanged: attentions whose heads have different masks, and attentions with a head dim H·d above `LARGEST_FUSED`.
-    Requires: every step on the scores is folded, which means replaced by a constant; the scale is merged into the mask
-    or into the head mixing.
+    Requires: every step on the scores is folded; the scale is merged into the mask or into the head mixing.
     Ensures: on random tokens the new and the old attention output the same values, up to float64 rounding.
     """
     changed = []
@@ -149,8 +137,7 @@ def widen_heads(model: nn.Module) -> tuple[str, ...]:
 def _widens(scores: AttentionScores) -> bool:
     """Return True if the steps are constant factors shared by all heads, head mixing, biases, softmax, and head mixing.
 
-    The factors are steps that multiply the scores, such as a mask, into which the scale is merged. A bias after the
-    head mixing, which `drop_remainder` can leave, may differ between the heads.
+    A bias after the head mixing, which `drop_remainder` can leave, may differ between the heads.
     """
     before = [step for _, step in scores.steps_before()]
     operations = [step.operation for step in before]

@@ -9,7 +9,7 @@ class blocks:  the same formulas for the class token only; K and V are computed 
 M is the mask (patch blocks only), and d is the head dim. W_pre and W_post are (heads, heads) matrices that mix the
 heads. γ is the factor of LayerScale for each feature.
 
-SPT replaces the patch embedding (`layers.shifted_patches`). LSA replaces d^(−1/2) by a learned temperature t[h], and in
+SPT replaces the patch embedding (`layers.patches`). LSA replaces d^(−1/2) by a learned temperature t[h], and in
 the patch blocks the scores of the tokens with themselves by −1e-9, before the first head mixing:
 
 scores:        S' = W_preᵀ · ((1 − I) ∘ (t[h] · Q Kᵀ) − 1e-9 · I)
@@ -17,7 +17,7 @@ scores:        S' = W_preᵀ · ((1 − I) ∘ (t[h] · Q Kᵀ) − 1e-9 · I)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
@@ -26,16 +26,15 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.cait.spec import CaiTSpec
+from gmmvit_deploy.models.families.family import Mistake
 from gmmvit_deploy.models.layers.attention import heads_of, projected
-from gmmvit_deploy.models.layers.blocks import Mlp, PatchEmbedding, layer_norm
+from gmmvit_deploy.models.layers.blocks import Mlp, layer_norm
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.layers.normed_patches import NormedPatchEmbedding
+from gmmvit_deploy.models.layers.patches import NormedPatchEmbedding, PatchEmbedding, ShiftedPatches
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.layers.shifted_patches import ShiftedPatches
-from gmmvit_deploy.models.scores.attention import AttentionScores
-from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal, ZeroDiagonal
+from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
 from gmmvit_deploy.models.scores.heads import HeadMixing
-from gmmvit_deploy.models.scores.locality import initial_temperature
+from gmmvit_deploy.models.scores.locality import MaskedDiagonal, ZeroDiagonal, initial_temperature
 from gmmvit_deploy.models.scores.masks import mask_from_spec
 from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Step
@@ -47,10 +46,7 @@ REMAINDER = "remainder"
 
 
 class TalkingHeadsAttention(nn.Module):
-    """Attention with head mixing before and after softmax.  Q is computed from ``x``, K and V from ``context``.
-
-    before: name → step, for the steps on Q Kᵀ before the first head mixing, such as scale and mask.
-    """
+    """Attention with head mixing before and after softmax.  Q is computed from ``x``, K and V from ``context``."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"softmax": "softmax", "matmul": "product"}
 
@@ -169,3 +165,50 @@ def _patch_steps(spec: CaiTSpec) -> dict[str, Step | None]:
             REMAINDER: MaskedDiagonal(tokens, DIAGONAL),
         }
     return {**_scale(spec), "mask": mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grid)}
+
+
+def _other_class_blocks(model: Model) -> bool:
+    """Exchange the class blocks of vit-pytorch, whose class token attends to itself, with the authors' class blocks."""
+    if not isinstance(model, CaiT):
+        return False
+    for module in model.class_blocks.modules():
+        if isinstance(module, ScaledBranch):
+            module.attends_to_itself = not module.attends_to_itself
+    return True
+
+
+def _mixing_transposed(*sides: str) -> Callable[[Model], bool]:
+    """Return a function that transposes the head mixings.  sides: ``before`` softmax, ``after`` softmax, or both."""
+
+    def make(model: Model) -> bool:
+        mixings = [
+            step
+            for _, scores in attention_scores(model)
+            for name, step in scores.steps()
+            if isinstance(step, HeadMixing) and name.partition(".")[0] in sides
+        ]
+        for mixing in mixings:
+            mixing.transpose()
+        return bool(mixings)
+
+    return make
+
+
+def _minus_infinity_after_mixing(model: Model) -> bool:
+    """Mask the diagonal where LSA sets the scores of the tokens with themselves to −1e-9."""
+    changed = False
+    for _, scores in attention_scores(model):
+        for _, step in scores.steps_before():
+            if isinstance(step, ZeroDiagonal):
+                scores.before["masked"] = MaskedDiagonal(step.matrix().shape[-1])
+                changed = True
+    return changed
+
+
+MISTAKES: tuple[Mistake, ...] = (
+    ("the class token added to the keys of the class blocks, or left out of the keys", _other_class_blocks),
+    ("head mixing transposed", _mixing_transposed("before", "after")),
+    ("head mixing before softmax transposed", _mixing_transposed("before")),
+    ("head mixing after softmax transposed", _mixing_transposed("after")),
+    ("the diagonal masked by −∞ in place of scores of −1e-9", _minus_infinity_after_mixing),
+)

@@ -1,6 +1,6 @@
-"""CaiT checkpoints of the paper authors' released training code: the names of the tensors, and how to infer the spec.
+"""CaiT checkpoints: the names of the tensors in the files of three codes, and how to infer the spec.
 
-The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".  Its authors' code writes
 
 to_patch_embedding.1, pos_embedding (patches only), cls_token
 {patch,cls}_transformer.layers.{i}.0   scale, fn.norm, fn.fn.{to_q,to_kv,to_out.0},
@@ -9,34 +9,43 @@ to_patch_embedding.1, pos_embedding (patches only), cls_token
 mlp_head.{0,1}                         LayerNorm, linear
 mask                                   a second copy of the base mask, which the network never reads
 
-Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+The released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") writes the same names, and
 
 to_patch_embedding.0.merging.{1,2}                   with SPT: LayerNorm and linear layer
 {patch,cls}_transformer.layers.{i}.0.fn.fn.scale     with LSA: the temperature of each head
 
-vit-pytorch's CaiT has the same names of tensors as the plain model, and computes something else in the class blocks.
+vit-pytorch's PreNorm style has the names of the paper authors' code; in its other style, the branches hold their norms:
+
+{patch,cls}_transformer.layers.{i}.0   scale, fn.norm, fn.{to_q,to_kv,to_out.0}, fn.mix_heads_{pre,post}_attn
+{patch,cls}_transformer.layers.{i}.1   scale, fn.net.0 (the norm), fn.net.1, fn.net.4
+
+In vit-pytorch, the class token of a class block attends to its normed self and to the patches; in the other codes, to
+the patches only. No tensor shows the difference: only the paper authors' code writes ``mask`` at the root, so for a
+PreNorm file without it the user types ``--set source``. The patch embedding of vit-pytorch's later releases has norms
+(to_patch_embedding.1 and .3); the code of SPT and LSA has no such norms.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from gmmvit_deploy.models.families.cait.spec import PRESETS, CaiTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.released import mask_names, released_source
-from gmmvit_deploy.models.sources.shapes import (
-    Shapes,
-    infer_heads,
-    infer_mask,
-)
-from gmmvit_deploy.models.sources.source import tensors_of_layers
-from gmmvit_deploy.models.sources.spt_lsa import (
+from gmmvit_deploy.models.sources.released import (
+    VIEWS,
     has_shifted,
+    mask_names,
+    released_source,
     shifted_names,
-    shifted_patch,
     spt_lsa_source,
     temperature_heads,
 )
+from gmmvit_deploy.models.sources.shapes import Shapes, image_of_patches, infer_heads, infer_mask
+from gmmvit_deploy.models.sources.source import CheckpointSource, tensors_of_layers
+from gmmvit_deploy.models.specs import MaskSpec
 
 _PATCH, _CLASS = "patch_transformer.layers", "cls_transformer.layers"
 _LINEAR, _SHIFTED = "to_patch_embedding.1", "to_patch_embedding.0.merging"
@@ -75,56 +84,117 @@ def released_names(spec: CaiTSpec) -> dict[str, str]:
     return names | tensors_of_layers(pairs)
 
 
-def known_unused(spec: CaiTSpec) -> dict[str, str]:
-    return {"mask": "a second copy of the base mask, at the root of the file"}
-
-
-def mixed_heads(shapes: Shapes, first: str) -> tuple[int, str]:
-    """Return the number of heads in the head mixing of an attention, and the evidence for `infer_heads`."""
-    evidence = "the number of heads in the head mixing matrices of the file is"
-    return shapes.of(f"{first}.mix_heads_pre_attn", rank=2)[0], evidence
-
-
 def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
-    """Infer the spec from names and shapes.  The number of heads follows from the head mixing matrices."""
+    """Infer the spec of a file of the paper authors' code, or of the code of SPT and LSA."""
     first = f"{_PATCH}.0.0.fn.fn"
     spt = has_shifted(shapes, _SHIFTED)
-    if spt:
-        dim, patch_size, channels = shifted_patch(shapes, _SHIFTED)
-    else:
-        patch_size, channels = shapes.linear_patch(f"{_LINEAR}.weight")
-        dim = shapes.of(f"{_LINEAR}.weight", rank=2)[0]
+    embedding, views = (f"{_SHIFTED}.2", VIEWS) if spt else (_LINEAR, 1)
+    dim, patch_size, channels = shapes.linear_patch(f"{embedding}.weight", views=views)
     grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1], where="pos_embedding")
     mask, _ = infer_mask(shapes, hints, f"{first}.mask")
-    inner_dim = shapes.of(f"{first}.to_q.weight", rank=2)[0]
-    classes = shapes.of("mlp_head.1.weight", rank=2)[0]
-    heads = infer_heads(shapes, hints, width=inner_dim, shown=mixed_heads(shapes, first), presets=PRESETS)
+    sizes = _sizes(shapes, hints, first, f"{_PATCH}.0.1.fn.fn.net.0", presets=PRESETS)
     return CaiTSpec(
+        **sizes,
         image_size=grid * patch_size,
         patch_size=patch_size,
-        classes=classes,
         dim=dim,
-        depth=shapes.count(r"patch_transformer\.layers\.(\d+)\."),
-        class_depth=shapes.count(r"cls_transformer\.layers\.(\d+)\."),
-        heads=heads,
-        head_dim=inner_dim // heads,
-        mlp_dim=shapes.of(f"{_PATCH}.0.1.fn.fn.net.0.weight", rank=2)[0],
-        mask=replace(mask, shared=mask.shared and heads > 1),  # a single head cannot share a mask
+        mask=replace(mask, shared=mask.shared and sizes["heads"] > 1),  # a single head cannot share a mask
         channels=channels,
         spt=spt,
         lsa=temperature_heads(shapes, [f"{first}.scale"], pattern=_TEMPERATURE) is not None,
     )
 
 
-RELEASED = released_source(
-    signature=(r"patch_transformer\.layers",),
-    spec=infer_spec,
-    names=released_names,
-    known_unused=known_unused,
-)
+def _sizes(
+    shapes: Shapes, hints: LoadHints, first: str, hidden: str, *, presets: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the fields that files of all codes show.  first: the first attention.  hidden: its mlp's first layer."""
+    inner_dim = shapes.of(f"{first}.to_q.weight", rank=2)[0]
+    mixed = shapes.of(f"{first}.mix_heads_pre_attn", rank=2)[0]
+    evidence = "the number of heads in the head mixing matrices of the file is"
+    classes = shapes.of("mlp_head.1.weight", rank=2)[0]
+    heads = infer_heads(shapes, hints, width=inner_dim, shown=(mixed, evidence), presets=presets)
+    return {
+        "classes": classes,
+        "depth": shapes.count(r"patch_transformer\.layers\.(\d+)\."),
+        "class_depth": shapes.count(r"cls_transformer\.layers\.(\d+)\."),
+        "heads": heads,
+        "head_dim": inner_dim // heads,
+        "mlp_dim": shapes.of(f"{hidden}.weight", rank=2)[0],
+    }
+
+
+def infer_vit_pytorch_spec(shapes: Shapes, hints: LoadHints, *, norm_inside: bool) -> CaiTSpec:
+    """Infer the spec of a file of vit-pytorch.  norm_inside: True if the attention and the mlp contain their norms."""
+    normed = any(f"to_patch_embedding.{index}.weight" in shapes for index in (2, 3))
+    linear = f"to_patch_embedding.{2 if normed else 1}"
+    dim, values = shapes.of(f"{linear}.weight", rank=2)
+    grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1], where="pos_embedding")
+    image_size, channels, patch_size = image_of_patches(shapes.source, hints, name=linear, values=values, grid=grid)
+    branch, hidden = ("fn", "fn.net.1") if norm_inside else ("fn.fn", "fn.fn.net.0")
+    return CaiTSpec(
+        **_sizes(shapes, hints, f"{_PATCH}.0.0.{branch}", f"{_PATCH}.0.1.{hidden}"),
+        image_size=image_size,
+        channels=channels,
+        patch_size=patch_size,
+        dim=dim,
+        normed_patches=normed,
+        attends_to_itself=True,
+        mask=MaskSpec(),
+    )
+
+
+def vit_pytorch_names(spec: CaiTSpec, *, norm_inside: bool) -> dict[str, str]:
+    """Return name in the model → name in a file of vit-pytorch.  norm_inside: as for `infer_vit_pytorch_spec`."""
+    names = released_names(spec)
+    if norm_inside:
+        names = {ours: _inside(theirs) for ours, theirs in names.items()}
+    if spec.normed_patches:
+        layers = enumerate(("patch_norm", "project", "token_norm"), start=1)
+        names |= tensors_of_layers({f"patch_embedding.{ours}": f"to_patch_embedding.{index}" for index, ours in layers})
+    return names
+
+
+def _inside(prenorm: str) -> str:
+    """Return the name of a tensor in the norm-inside style: the norm of an mlp is the first layer of its ``net``."""
+    mlp = {".1.fn.norm.": ".1.fn.net.0.", ".1.fn.fn.net.0.": ".1.fn.net.1.", ".1.fn.fn.net.3.": ".1.fn.net.4."}
+    for theirs, inside in mlp.items():
+        if theirs in prenorm:
+            return prenorm.replace(theirs, inside)
+    return prenorm.replace(".fn.fn.", ".fn.")
+
+
+_LAYERS = r"patch_transformer\.layers"
+_PRENORM_NAMES = (_LAYERS, rf"{_LAYERS}\.0\.0\.fn\.fn\.")
+_OF_OTHER_CODES = (r"mask$", rf"{_LAYERS}\.\d+\.0\.fn\.fn\.(mask\.|scale$)", r"to_patch_embedding\.0\.")
+
+RELEASED = released_source(signature=(_LAYERS,), spec=infer_spec, names=released_names)
 SPT_LSA = spt_lsa_source(
-    signature=(r"patch_transformer\.layers",),
+    signature=(_LAYERS,),
     either=(r"to_patch_embedding\.0\.merging\.", _TEMPERATURE),
     spec=infer_spec,
     names=released_names,
+)
+SPT_LSA_PLAIN = CheckpointSource(
+    name="the CaiT of SPT_LSA",
+    signature=_PRENORM_NAMES,
+    absent=(*_OF_OTHER_CODES, r"to_patch_embedding\.[23]\."),
+    spec=infer_spec,
+    tensors=released_names,
+    option="spt-lsa",
+)
+PRENORM = CheckpointSource(
+    name="vit-pytorch's CaiT in the PreNorm style",
+    signature=_PRENORM_NAMES,
+    absent=_OF_OTHER_CODES,
+    spec=partial(infer_vit_pytorch_spec, norm_inside=False),
+    tensors=partial(vit_pytorch_names, norm_inside=False),
+    option="vit-pytorch",
+)
+VIT_PYTORCH = CheckpointSource(
+    name="vit-pytorch's CaiT",
+    signature=(_LAYERS, rf"{_LAYERS}\.0\.0\.fn\.to_q\."),
+    spec=partial(infer_vit_pytorch_spec, norm_inside=True),
+    tensors=partial(vit_pytorch_names, norm_inside=True),
+    option="vit-pytorch",
 )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gmmvit_deploy.errors import SpecError
-from gmmvit_deploy.models.families.custom.permission import why_not_permitted
-from gmmvit_deploy.models.families.custom.spec import CustomSpec
+from gmmvit_deploy.models.families.custom.spec import CustomSpec, why_not_permitted
 from gmmvit_deploy.models.families.family import Family, Network
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 
@@ -19,10 +18,6 @@ def _small(mask: MaskSpec) -> ModelSpec:
     raise SpecError("a model of a user's own class has no small example, because the class is in a file of the user")
 
 
-def _blocks(spec: CustomSpec) -> tuple[str, ...]:
-    return ()
-
-
 CUSTOM = Family(
     name="custom",
     spec=CustomSpec,
@@ -30,6 +25,6 @@ CUSTOM = Family(
     sources=(),
     mask_kinds=("plain",),
     small=_small,
-    blocks=_blocks,
+    blocks=lambda spec: (),
     unavailable=why_not_permitted,
 )

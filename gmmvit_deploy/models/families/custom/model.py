@@ -1,4 +1,7 @@
-"""A module of the user's own class, as a model of this package.
+"""A module of the user's own class, as a model of this package: run its file, build the class, answer its attentions.
+
+What the file prints goes to stderr, because stdout holds the data of a command. Every exception of the file becomes an
+InputError that names the exception and the line of the file.
 
 If an attention of the user's class calls PyTorch's fused attention function once, without ``attn_mask``, an
 `AnsweredAttention` computes the result in place of this function. The graph then has the form that the kernels and
@@ -7,33 +10,154 @@ the engines recognise: matrix product, scale, softmax, matrix product.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections import Counter
-from typing import ClassVar
+import inspect
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.models.families.custom.permission import OwnFile, permitted_file
-from gmmvit_deploy.models.families.custom.running import errors_of_file, network_of_class
-from gmmvit_deploy.models.families.custom.spec import CustomSpec
-from gmmvit_deploy.models.layers.fused_call import AnsweredAttention, FusedCall, answer_fused_call, fused_calls
+from gmmvit_deploy.models.families.custom.spec import CustomSpec, OwnFile, permitted_file
+from gmmvit_deploy.models.layers.fused_call import AnsweredAttention, FusedCall, answer_fused_call, single_calls
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.token_grids import TokenGrids, token_grids, unknown_grids
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.specs import input_shape
 
+_LONGEST_REASON = 300
+_MODULES: dict[str, ModuleType] = {}  # SHA-256 → module; a file runs once in a process
+
+
+def class_of_file(file: OwnFile, name: str) -> type[nn.Module]:
+    """Run the file once in this process, and return its ``torch.nn.Module`` class with this name, or InputError."""
+    if file.sha256 not in _MODULES:
+        _MODULES[file.sha256] = _run(file)
+    module = _MODULES[file.sha256]
+    value = getattr(module, name, None)
+    if not (inspect.isclass(value) and issubclass(value, nn.Module)):
+        modules = [
+            other
+            for other, own in vars(module).items()
+            if inspect.isclass(own) and issubclass(own, nn.Module) and own.__module__ == module.__name__
+        ]
+        actual = f"{name} is a {type(value).__name__}" if hasattr(module, name) else f"the file has no {name}"
+        if inspect.isclass(value):
+            actual = f"{name} is a class that is not derived from torch.nn.Module"
+        raise InputError(
+            f"{file.path}: expected a class {name} that is derived from torch.nn.Module, but {actual}",
+            hint=f"type --model {file.path}:CLASS with a class of the file: {', '.join(modules)}"
+            if modules
+            else f"define a class in {file.path} that is derived from torch.nn.Module",
+        )
+    return value
+
+
+def _run(file: OwnFile) -> ModuleType:
+    # dataclasses and pickle look a class up in the module that defines the class, so the module must have a name.
+    name = f"gmmvit_own_class_{file.sha256[:16]}"
+    module = ModuleType(name)
+    module.__file__ = file.path
+    sys.modules[name] = module
+    try:
+        with errors_of_file(file, "the file cannot be run"):
+            exec(compile(file.source, file.path, "exec"), module.__dict__)  # noqa: S102 - the user named this file
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def network_of_class(file: OwnFile, name: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """Build the class ``name`` of the file with these arguments, or InputError."""
+    own_class = class_of_file(file, name)
+    try:
+        signature = inspect.signature(own_class)
+    except (TypeError, ValueError):  # some classes have no signature
+        signature = None
+    if signature is not None:
+        try:
+            signature.bind(**arguments)
+        except TypeError as exc:
+            raise InputError(
+                f"{file.path}: the class {name} does not take these arguments: {exc}; expected {name}{signature}, got "
+                f"{', '.join(arguments) or 'no arguments'}",
+                hint="type --model-args with the arguments of training as a JSON object, such as "
+                """--model-args '{"depth": 6}'""",
+            ) from exc
+    with errors_of_file(file, f"the class {name} cannot be built"):
+        network = own_class(**arguments)
+        _separate(network)
+        return network
+
+
+def _separate(network: nn.Module) -> None:
+    """Give each parameter and buffer memory of its own, as moving the network to a GPU does.
+
+    Where a constructor makes a parameter a view of another, such as the transposed weight, training on a GPU gives the
+    two different values, and loading them into shared memory would overwrite the first.
+    """
+    used: set[int] = set()
+    for tensor in (*network.parameters(), *network.buffers()):
+        if is_lazy(tensor):  # has no memory before the first forward pass
+            continue
+        memory = tensor.untyped_storage().data_ptr()
+        if memory in used:
+            tensor.data = tensor.data.clone()
+        used.add(memory)
+
+
+@contextlib.contextmanager
+def errors_of_file(file: OwnFile, what: str) -> Iterator[None]:
+    """Context manager: turn an exception into an InputError, and send what the file prints to stderr.
+
+    what: the step that fails, for the message, such as ``the class ViT cannot be built``.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    # The code of the user may raise any exception, and may call sys.exit.
+    except (Exception, SystemExit) as exc:
+        if isinstance(exc, InputError):
+            raise
+        raise InputError(f"{file.path}{_line(file, exc)}: {what}: {_reason(exc)}", hint=_hint(file, exc)) from exc
+
+
+def _line(file: OwnFile, exc: BaseException) -> str:
+    """Return ``, line 12`` with the last line of the file that the exception passed through, or "" if none did."""
+    if isinstance(exc, SyntaxError) and exc.filename == file.path and exc.lineno is not None:
+        return f", line {exc.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(exc.__traceback__) if frame.filename == file.path]
+    return f", line {lines[-1]}" if lines else ""
+
+
+def _reason(exc: BaseException) -> str:
+    first = next(iter(str(exc).strip().splitlines()), "")
+    return f"{type(exc).__name__}: {first[:_LONGEST_REASON]}" if first else type(exc).__name__
+
+
+def _hint(file: OwnFile, exc: BaseException) -> str:
+    if isinstance(exc, ModuleNotFoundError):
+        return (
+            f"install {exc.name}; if {exc.name} is a file beside {file.path}, copy its code into {file.path}, or type "
+            "PYTHONPATH=FOLDER before gmmvit"
+        )
+    return f"correct {file.path}, or type --model-args with the arguments of training"
+
+
 _ANSWER = "answered_attention"  # the name of the submodule that answers the fused attention function
 _BATCH = 2
 
 
 class CustomModel(Model):
-    """Images (B, c, S, S), normalised, float32 → logits (B, C), by a module of the user's own class.
-
-    network: the user's module.
-    """
+    """Images (B, c, S, S), normalised, float32 → logits (B, C), by a module of the user's own class."""
 
     foreign: ClassVar[bool] = True
     spec: CustomSpec
@@ -59,10 +183,9 @@ class CustomModel(Model):
 
 
 def build(spec: CustomSpec) -> CustomModel:
-    """Build the user's class.  Requires: `permit` was called for the user's file.
+    """Build the user's class.  Errors: InputError when it cannot be built, or `permit` was not called for the file.
 
     The class is built on the CPU even under ``torch.device("meta")``, because a constructor may read values of tensors.
-    Errors: InputError when `permit` was not called for the file, or when the class cannot be built.
     """
     file = permitted_file(spec)
     with torch.device("cpu"):
@@ -76,28 +199,19 @@ def build(spec: CustomSpec) -> CustomModel:
 def _answerable_calls(file: OwnFile, network: nn.Module, shape: tuple[int, int, int]) -> list[FusedCall]:
     """Return the calls that can be answered: calls without ``attn_mask``, in modules that make a single call.
 
-    Every other call stays as it is: the exporter decomposes the function. If the network cannot run on tensors without
-    data, for example because it reads values of tensors, no call is answered.
-    shape: (channels, height, width) of an image.
+    The exporter decomposes every other call. No call is answered if the network cannot run on tensors without data.
     """
     try:
         with errors_of_file(file, "the network cannot run without data"):
-            calls = fused_calls(network, shape)
+            calls = single_calls(network, shape)
     except InputError:
         return []
-    times = Counter(call.module for call in calls)
-    return [
-        call
-        for call in calls
-        if call.bias is None and times[call.module] == 1 and not hasattr(network.get_submodule(call.module), _ANSWER)
-    ]
+    return [call for call in calls if call.bias is None and not hasattr(network.get_submodule(call.module), _ANSWER)]
 
 
 def classes_of(file: OwnFile, name: str, network: nn.Module, shape: tuple[int, int, int]) -> int:
-    """Return C, the number of classes, from the logits of two random images.
+    """Return C, the number of classes, from the logits of two random images, also in float64, which parity needs.
 
-    The class also computes the logits in float64, which parity needs as the reference.
-    shape: (channels, height, width) of an image.
     Errors: InputError when the class raises an exception, when the output is not a tensor (2, C) of logits, or when the
     logits of an image depend on the other image.
     """

@@ -1,4 +1,8 @@
-"""Spec of a model whose class is in a Python file of the user."""
+"""Spec of a model whose class is in a Python file of the user, and the files that this process may run.
+
+A spec holds the SHA-256 of a file and no code. This process runs a file only if `permit` was called with a file of the
+same SHA-256: for an option that names the file, and never when a bundle is opened.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.specs import ModelSpec, require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomSpec(ModelSpec):
-    """The file, the class and the arguments that a user named when the checkpoint was exported.
-
-    code_file: the name of the file, without folders, for messages.  code_sha256: the SHA-256 of the file.
-    class_name: the name of the class in the file.
-    model_args: the arguments of the class by name, as JSON values.
-    """
+    """The file, without folders, the class and its arguments, as JSON values, that a user named at export."""
 
     family: ClassVar[str] = "custom"
     code_file: str
@@ -38,3 +38,40 @@ class CustomSpec(ModelSpec):
             isinstance(self.model_args, Mapping) and all(isinstance(name, str) for name in self.model_args),
             f"model_args: expected the arguments of {self.class_name} by name, got {self.model_args!r}",
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnFile:
+    """A Python file that the user named, by the path as typed, and its content: exactly the bytes that are run."""
+
+    path: str
+    sha256: str
+    source: bytes
+
+
+_PERMITTED: dict[str, OwnFile] = {}  # SHA-256 → file
+
+
+def permit(file: OwnFile) -> None:
+    """Allow this process to run the file."""
+    _PERMITTED[file.sha256] = file
+
+
+def why_not_permitted(spec: CustomSpec) -> str:
+    """Return the reason why this process must not run the file of a spec; empty if the process may run the file."""
+    if spec.code_sha256 in _PERMITTED:
+        return ""
+    return (
+        f"the model is the class {spec.class_name} of the file {spec.code_file}, and gmmvit runs a file only if "
+        "--model names the file"
+    )
+
+
+def permitted_file(spec: CustomSpec) -> OwnFile:
+    """Return the file of a spec.  Errors: InputError when this process must not run the file."""
+    if why := why_not_permitted(spec):
+        raise InputError(
+            f"{why}; expected a file with the SHA-256 {spec.code_sha256}",
+            hint=f"add --model {spec.code_file}:{spec.class_name}, with the path of the file",
+        )
+    return _PERMITTED[spec.code_sha256]

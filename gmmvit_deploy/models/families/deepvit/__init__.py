@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gmmvit_deploy.models.families.deepvit.released import RELEASED, WITHOUT_REATTENTION
 from gmmvit_deploy.models.families.deepvit.spec import PRESETS, DeepViTSpec
-from gmmvit_deploy.models.families.family import Family, LastBlock, Network
+from gmmvit_deploy.models.families.family import SMALL, Family, Network, last_of_blocks, plain_blocks
 from gmmvit_deploy.models.specs import MaskSpec
 
 
@@ -23,13 +23,7 @@ def _network() -> Network:
 
 def _small(mask: MaskSpec) -> DeepViTSpec:
     return DeepViTSpec(
-        image_size=16,
-        patch_size=4,
-        classes=5,
-        dim=32,
-        depth=2,
-        heads=2,
-        mlp_dim=48,
+        **SMALL,
         reattention=(False, True),
         stem_channels=8,
         qkv_bias=True,
@@ -40,12 +34,7 @@ def _small(mask: MaskSpec) -> DeepViTSpec:
 
 
 def _blocks(spec: DeepViTSpec) -> tuple[str, ...]:
-    stem = ("stem",) if spec.stem_channels else ()
-    return (*stem, "patch_embedding", *(f"blocks.{block}" for block in range(spec.depth)))
-
-
-def _last_block(spec: DeepViTSpec) -> LastBlock:
-    return LastBlock(name=f"blocks.{spec.depth - 1}", reads="first", tokens=spec.tokens)
+    return (*(("stem",) if spec.stem_channels else ()), *plain_blocks(spec))
 
 
 DEEPVIT = Family(
@@ -57,5 +46,5 @@ DEEPVIT = Family(
     mask_kinds=("plain",),
     small=_small,
     blocks=_blocks,
-    last_block=_last_block,
+    last_block=last_of_blocks,
 )

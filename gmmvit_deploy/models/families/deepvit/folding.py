@@ -25,11 +25,10 @@ from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.deepvit.model import ConvolutionStem, DeepViTBlock, ReAttention
 from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
 from gmmvit_deploy.models.layers.attention import projected
-from gmmvit_deploy.models.layers.batch_norm import BatchNorm
-from gmmvit_deploy.models.layers.head_dims import LARGEST_FUSED
+from gmmvit_deploy.models.layers.blocks import BatchNorm
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.layers.proofs import random_values, require_same_output
-from gmmvit_deploy.models.layers.wide_heads import WideHeads, same_for_all_heads
+from gmmvit_deploy.models.layers.proofs import change_modules, random_values, require_same_output
+from gmmvit_deploy.models.layers.wide_heads import LARGEST_FUSED, WideHeads, same_for_all_heads
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.heads import HeadBatchNorm, HeadMixing
 from gmmvit_deploy.models.scores.step import Step
@@ -46,8 +45,8 @@ def merge_head_norm(model: Model) -> tuple[str, ...]:
     The offset β'_g is the same for all pairs of tokens, so it needs no N × N addition: the attention adds the mean over
     the tokens of V, times N·β'_g, to every token. Neither a weight nor a bias can hold the offset, because the mean of
     V depends on the image.
-    Ensures: the only step after softmax is the head mixing, and in float64 the attention outputs the same values for
-    random tokens up to rounding.
+    Ensures: the only step after softmax is the head mixing, and in float64 the attention outputs the same values up to
+    rounding.
     """
     changed = []
     for name, attention in model.named_modules():
@@ -72,7 +71,7 @@ def merge_head_norm(model: Model) -> tuple[str, ...]:
 
 
 def _by_head(step: Step) -> tuple[Tensor, Tensor]:
-    """Return the factor and the offset by which a step acts on each head, in float64, (H) or (1)."""
+    """Return the factor and the offset of a step by head, in float64, (H) or (1)."""
     if isinstance(step, HeadBatchNorm):
         factor, offset = copy.deepcopy(step).double().matrix()
         return factor, offset
@@ -97,29 +96,28 @@ def merge_scale_adjustment(model: Model) -> tuple[str, ...]:
     LN(a·x; ε)  →  LN(x; ε/a²);   (W h + b) / a  →  (W/a) h + b/a
 
     If a is a power of two, W/a and b/a are exact bit for bit.
-    Ensures: no block multiplies or divides by a, and in float64 each block outputs the same values for random tokens up
-    to rounding.
+    Ensures: no block multiplies or divides by a, and in float64 each block outputs the same values up to rounding.
     """
-    changed = []
-    for name, block in model.named_modules():
-        if not isinstance(block, DeepViTBlock) or block.scale_adjustment == 1:
-            continue
-        exact, x = copy.deepcopy(block).double(), random_values(2, _TOKENS, block.attention_norm.normalized_shape[0])
-        _merge_adjustment(exact)
-        require_same_output(f"{name}: merge_scale_adjustment", block, exact, x)
-        _merge_adjustment(block)
-        changed.append(name)
-    return tuple(changed)
+    return change_modules(
+        "merge_scale_adjustment",
+        model,
+        DeepViTBlock,
+        _merge_adjustment,
+        lambda block: random_values(2, _TOKENS, block.attention_norm.normalized_shape[0]),
+    )
 
 
-def _merge_adjustment(block: DeepViTBlock) -> None:
+def _merge_adjustment(block: DeepViTBlock) -> bool:
     a = block.scale_adjustment
+    if a == 1:
+        return False
     for norm in (block.attention_norm, block.mlp_norm):
         norm.eps /= a**2
     for last in (block.attention.out, block.mlp[-1]):
         cast("nn.Linear", last).weight.div_(a)
         cast("nn.Linear", last).bias.div_(a)
     block.scale_adjustment = 1.0
+    return True
 
 
 @torch.no_grad()
@@ -129,23 +127,20 @@ def merge_stem_norms(model: Model) -> tuple[str, ...]:
     γ·(W∗x − μ)/√(σ²+ε) + β  →  W'∗x + b'.  Each BatchNorm follows its convolution, so that the zeros of the padding,
     which the convolution reads, stay zeros.
 
-    Ensures: the stem has no BatchNorm, and in float64 the stem outputs the same values for a random image up to
-    rounding.
+    Ensures: the stem has no BatchNorm, and in float64 the stem outputs the same values for an image up to rounding.
     """
-    changed = []
-    for name, stem in model.named_modules():
-        if not isinstance(stem, ConvolutionStem) or not any(isinstance(norm, BatchNorm) for norm in stem.norms):
-            continue
-        exact = copy.deepcopy(stem).double()
-        _merge_norms(exact)
-        image = random_values(1, cast("nn.Conv2d", stem.convolutions[0]).in_channels, 12, 12)
-        require_same_output(f"{name}: merge_stem_norms", stem, exact, image)
-        _merge_norms(stem)
-        changed += [f"{name}.convolutions.{index}" for index in range(len(stem.convolutions))]
-    return tuple(changed)
+    stems = change_modules(
+        "merge_stem_norms",
+        model,
+        ConvolutionStem,
+        _merge_norms,
+        lambda stem: random_values(1, cast("nn.Conv2d", stem.convolutions[0]).in_channels, 12, 12),
+    )
+    return tuple(f"{name}.convolutions.{index}" for name in stems for index in range(2))
 
 
-def _merge_norms(stem: ConvolutionStem) -> None:
+def _merge_norms(stem: ConvolutionStem) -> bool:
+    changed = False
     for index, norm in enumerate(stem.norms):
         convolution = cast("nn.Conv2d", stem.convolutions[index])
         if not isinstance(norm, BatchNorm):
@@ -162,6 +157,8 @@ def _merge_norms(stem: ConvolutionStem) -> None:
         convolution.bias = bias.requires_grad_(False)
         convolution.weight.requires_grad_(False)
         stem.norms[index] = nn.Identity()
+        changed = True
+    return changed
 
 
 def _width(attention: ReAttention) -> int:

@@ -10,13 +10,9 @@ from torch import nn
 from gmmvit_deploy.models.families.deepvit.folding import merge_head_norm
 from gmmvit_deploy.models.families.deepvit.model import DeepViTBlock
 from gmmvit_deploy.models.families.family import Mistake
-from gmmvit_deploy.models.layers.batch_norm import BatchNorm
+from gmmvit_deploy.models.layers.blocks import with_other_epsilon
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.scores.heads import HeadBatchNorm, HeadMixing
-
-_EPSILON = 1e-3
-"""The default epsilon of BatchNorm in another framework."""
 
 
 def _in_blocks(change: Callable[[DeepViTBlock], None]) -> Callable[[Model], bool]:
@@ -46,35 +42,21 @@ def _leave_out_of_branches(block: DeepViTBlock) -> None:
 def _merged_mixing_transposed(model: Model) -> bool:
     """Transpose the head mixing of a folded graph: each row of the matrix holds the factor of a BatchNorm."""
     merge_head_norm(model)
-    changed = False
-    for _, scores in attention_scores(model):
-        for name, step in list(scores.steps_after()):
-            if isinstance(step, HeadMixing):
-                scores.put(name, HeadMixing(step.weight.detach().transpose(0, 1).contiguous()))
-                changed = True
-    return changed
-
-
-def _stem_epsilon(model: Model) -> bool:
-    norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
-    for norm in norms:
-        norm.eps = _EPSILON
-    return bool(norms)
+    mixings = [module for module in model.modules() if isinstance(module, HeadMixing)]
+    for mixing in mixings:
+        mixing.transpose()
+    return bool(mixings)
 
 
 def _every_epsilon(model: Model) -> bool:
-    if not _stem_epsilon(model):
-        return False  # the heads alone are a mistake of the step `HeadBatchNorm`
-    norms = [module for module in model.modules() if isinstance(module, HeadBatchNorm)]
-    for norm in norms:
-        norm.eps = _EPSILON
-    return bool(norms)
+    # The heads alone are a mistake of the step `HeadBatchNorm`.
+    return with_other_epsilon(model) and with_other_epsilon(model, HeadBatchNorm)
 
 
 MISTAKES: tuple[Mistake, ...] = (
     ("the scale adjustment left out", _in_blocks(_leave_out)),
     ("the branches not divided by the scale adjustment", _in_blocks(_leave_out_of_branches)),
     ("head mixing transposed after folding has merged BatchNorm into the head mixing", _merged_mixing_transposed),
-    ("BatchNorm of the stem with an epsilon of 0.001", _stem_epsilon),
+    ("BatchNorm of the stem with an epsilon of 0.001", with_other_epsilon),
     ("every BatchNorm with an epsilon of 0.001", _every_epsilon),
 )

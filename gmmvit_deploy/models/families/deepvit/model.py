@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of, projected
-from gmmvit_deploy.models.layers.batch_norm import BatchNorm
-from gmmvit_deploy.models.layers.blocks import Block
+from gmmvit_deploy.models.layers.blocks import BatchNorm, Block
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import AttentionScores
@@ -85,7 +84,6 @@ class ReAttention(MaskedAttention):
 
 
 def reattention_steps(spec: DeepViTSpec) -> dict[str, Step | None]:
-    """Return name → step after softmax for a block with re-attention, with random weights."""
     heads = spec.heads
     return {
         "mixing": ReattentionMixing(torch.randn(heads, heads)),
@@ -96,10 +94,7 @@ def reattention_steps(spec: DeepViTSpec) -> dict[str, Step | None]:
 
 
 class DeepViTBlock(Block):
-    """A pre-norm block whose branches read the tokens times a, and whose outputs are divided by a.
-
-    scale_adjustment: a; 1 after `folding.merge_scale_adjustment`.
-    """
+    """A pre-norm block whose branches read the tokens times a, the scale adjustment, and are divided by a."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {**Block.operator_roles, "mul": "scale", "div": "scale"}
 
@@ -127,8 +122,6 @@ class ConvolutionStem(nn.Module):
     """Two convolutions with BatchNorm and ReLU: 7×7 with stride 2 and padding 3, then 3×3 with padding 1.
 
     forward: images (B, c, S, S) → (B, channels, S/2, S/2).
-    convolutions, norms: the two convolutions without bias, and the two BatchNorms. `folding.merge_stem_norms` gives
-    each convolution a bias and replaces each BatchNorm by the identity.
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"relu": "activation"}
@@ -173,7 +166,6 @@ class DeepViT(Model):
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
 
     def oddities(self) -> Iterator[tuple[str, Oddity]]:
-        """Yield a warning for a scale adjustment that training may have ignored."""
         if self.spec.scale_adjustment == 1 or any(self.spec.reattention):
             return
         what = (

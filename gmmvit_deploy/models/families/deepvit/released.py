@@ -28,9 +28,8 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.deepvit.spec import IMAGE_SIZES, PRESETS, DeepViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
-from gmmvit_deploy.models.sources.recorded_preset import RecordedPreset, recorded_preset
-from gmmvit_deploy.models.sources.shapes import Shapes, field_differences, infer_heads
-from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, tensors_of_layers
+from gmmvit_deploy.models.sources.shapes import RecordedPreset, Shapes, field_differences, infer_heads, recorded_preset
+from gmmvit_deploy.models.sources.source import BLOCK_OF_TIMM, CheckpointSource, Conversion, tensors_of_layers
 from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
 
 if TYPE_CHECKING:
@@ -48,9 +47,8 @@ def hidden_values(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return (field of the spec → value that no tensor shows, field → where the value comes from, if from a preset).
 
-    The number of heads is among the values; tensors show it if a block has re-attention.
-    spec: the sizes that the tensors show; the values that no tensor shows are not read.
-    known_heads: the number of heads that the tensors show, or None.
+    spec: the sizes that the tensors show; the other values are not read.
+    known_heads: the number of heads that the tensors show, which is among the values, or None.
     """
     mixes = any(spec.reattention)
     if hints.transform_scale is not None and not mixes:
@@ -100,10 +98,7 @@ def _asked(shapes: Shapes, missing: list[str], why_not: str, *, mixes: bool) -> 
 def _usable_preset(
     shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, known_heads: int | None
 ) -> tuple[RecordedPreset[DeepViTSpec] | None, str]:
-    """Return the preset of ``--preset``, or the preset that the file names if its sizes equal those of the file.
-
-    The second value says why the preset that the file names is not used, or is empty.
-    """
+    """Return the preset of ``--preset`` or of `recorded_preset`, and why there is none."""
     if hints.preset is not None:
         chosen = PRESETS[hints.preset](spec.classes, spec.image_size, MaskSpec())
         origin = f"the preset {hints.preset}, which --preset names"
@@ -123,7 +118,7 @@ def _usable_preset(
 
 
 def known_images(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec) -> KnownImages:
-    """Return the preprocessing of the preset that the file names, if training did not set another preprocessing.
+    """Return the preprocessing of the preset that the file names, unless training set another one.
 
     Source: ``default_cfgs`` of the authors' code, which its train.py uses if mean, std, crop and filter are not given.
     """
@@ -147,16 +142,8 @@ def tensor_origins(spec: DeepViTSpec) -> dict[str, str | Conversion]:
         for index in range(2):
             names[f"stem.convolutions.{index}.weight"] = f"patch_embed.conv{index + 1}.weight"
             names |= tensors_of_layers({f"stem.norms.{index}": f"patch_embed.bn{index + 1}"}, _STATISTICS)
-    inside = {
-        "attention_norm": "norm1",
-        "attention.qkv": "attn.qkv",
-        "attention.out": "attn.proj",
-        "mlp_norm": "norm2",
-        "mlp.0": "mlp.fc1",
-        "mlp.2": "mlp.fc2",
-    }
     for i, mixes in enumerate(spec.reattention):
-        pairs |= {f"blocks.{i}.{ours}": f"blocks.{i}.{theirs}" for ours, theirs in inside.items()}
+        pairs |= {f"blocks.{i}.{ours}": f"blocks.{i}.{theirs}" for ours, theirs in BLOCK_OF_TIMM.items()}
         if mixes:
             after, attention = f"blocks.{i}.attention.scores.after", f"blocks.{i}.attn"
             mixing = f"{attention}.reatten_matrix"
@@ -184,7 +171,6 @@ def known_unused(spec: DeepViTSpec) -> dict[str, str]:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> DeepViTSpec:
-    """Infer the spec from names and shapes, and from the options or the preset that the file names."""
     dim, patch_size, channels, stem_channels = _embedding(shapes)
     positions = shapes.of("pos_embed", rank=3)[1] - 1
     grid = shapes.grid(positions, where="pos_embed without the class token")
@@ -237,7 +223,6 @@ def _embedding(shapes: Shapes) -> tuple[int, int, int, int]:
 
 
 def taken_from(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec) -> Mapping[str, str]:
-    """Return field → where its value comes from, for values that a preset states."""
     known = spec.heads if any(spec.reattention) else None
     return hidden_values(shapes, hints, spec, known_heads=known)[1]
 

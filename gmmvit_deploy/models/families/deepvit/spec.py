@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
-from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec, require, require_counts, require_tiling
+from gmmvit_deploy.models.specs import MaskKind, MaskSpec, PatchSpec, require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeepViTSpec(ModelSpec):
+class DeepViTSpec(PatchSpec):
     """DeepViT: a ViT with a class token whose blocks mix the heads of the attention weights (Re-attention).
 
     reattention: for each block, True if the block mixes its heads after softmax.
@@ -26,11 +27,6 @@ class DeepViTSpec(ModelSpec):
 
     family: ClassVar[str] = "deepvit"
     mask_kinds: ClassVar[tuple[MaskKind, ...]] = ("plain",)
-    patch_size: int
-    dim: int
-    depth: int
-    heads: int
-    mlp_dim: int
     reattention: tuple[bool, ...]
     stem_channels: int
     qkv_bias: bool
@@ -38,9 +34,7 @@ class DeepViTSpec(ModelSpec):
     transform_scale: bool
 
     def __post_init__(self) -> None:
-        ModelSpec.__post_init__(self)
-        require_counts(self, "patch_size", "dim", "depth", "heads", "mlp_dim")
-        require_tiling(self.image_size, self.patch_size)
+        PatchSpec.__post_init__(self)
         require(self.dim % self.heads == 0, f"heads: expected a divisor of the dim {self.dim}, got {self.heads}")
         require(
             len(self.reattention) == self.depth and all(isinstance(mixes, bool) for mixes in self.reattention),
@@ -63,54 +57,47 @@ class DeepViTSpec(ModelSpec):
     def head_dim(self) -> int:
         return self.dim // self.heads
 
-    @property
-    def grid(self) -> int:
-        """The number of patches along a side of the image."""
-        return self.image_size // self.patch_size
 
-    @property
-    def tokens(self) -> int:
-        """N: the number of patches, plus 1 for the class token."""
-        return self.grid**2 + 1
-
-
-def _preset(
-    dim: int, depth: int, *, mixed: int | None = None, transform_scale: bool = False
-) -> Callable[[int, int, MaskSpec], DeepViTSpec]:
+def _spec(
+    dim: int,
+    depth: int,
+    classes: int,
+    image_size: int,
+    mask: MaskSpec,
+    *,
+    mixed: int | None = None,
+    transform_scale: bool = False,
+) -> DeepViTSpec:
     """Return a preset.
 
     mixed: the number of last blocks with re-attention, in a network with a convolution stem; None for a network without
     a stem, in which every block has re-attention.
     """
     plain = 0 if mixed is None else depth - mixed
-
-    def spec(classes: int, image_size: int, mask: MaskSpec) -> DeepViTSpec:
-        return DeepViTSpec(
-            image_size=image_size,
-            patch_size=16,
-            classes=classes,
-            dim=dim,
-            depth=depth,
-            heads=12,
-            mlp_dim=3 * dim,
-            reattention=(False,) * plain + (True,) * (depth - plain),
-            stem_channels=0 if mixed is None else 64,
-            qkv_bias=True,
-            scale_adjustment=1.0 if mixed is None else 0.5,
-            transform_scale=transform_scale,
-            mask=mask,
-        )
-
-    return spec
+    return DeepViTSpec(
+        image_size=image_size,
+        patch_size=16,
+        classes=classes,
+        dim=dim,
+        depth=depth,
+        heads=12,
+        mlp_dim=3 * dim,
+        reattention=(False,) * plain + (True,) * (depth - plain),
+        stem_channels=0 if mixed is None else 64,
+        qkv_bias=True,
+        scale_adjustment=1.0 if mixed is None else 0.5,
+        transform_scale=transform_scale,
+        mask=mask,
+    )
 
 
 PRESETS: Mapping[str, Callable[[int, int, MaskSpec], DeepViTSpec]] = {
-    "deepvit_patch16_224_re_attn_16b": _preset(384, 16),
-    "deepvit_patch16_224_re_attn_24b": _preset(384, 24),
-    "deepvit_patch16_224_re_attn_32b": _preset(384, 32),
-    "deepvit_S": _preset(396, 16, mixed=5, transform_scale=True),
-    "deepvit_L": _preset(420, 32, mixed=12),
-    "deepvit_L_384": _preset(420, 32, mixed=12),
+    "deepvit_patch16_224_re_attn_16b": partial(_spec, 384, 16),
+    "deepvit_patch16_224_re_attn_24b": partial(_spec, 384, 24),
+    "deepvit_patch16_224_re_attn_32b": partial(_spec, 384, 32),
+    "deepvit_S": partial(_spec, 396, 16, mixed=5, transform_scale=True),
+    "deepvit_L": partial(_spec, 420, 32, mixed=12),
+    "deepvit_L_384": partial(_spec, 420, 32, mixed=12),
 }
 IMAGE_SIZES: Mapping[str, int] = {name: 384 if name == "deepvit_L_384" else 224 for name in PRESETS}
 """Preset → the side of the images in pixels with which the authors' code trains the preset."""

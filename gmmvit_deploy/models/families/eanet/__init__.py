@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from gmmvit_deploy.models.families.eanet.released import PERFORMER, TRANSFORMER
 from gmmvit_deploy.models.families.eanet.spec import PRESETS, EANetSpec
-from gmmvit_deploy.models.families.family import Family, LastBlock, Network
+from gmmvit_deploy.models.families.family import Family, Network, last_of_blocks
 from gmmvit_deploy.models.specs import MaskSpec
 
 
 def _network() -> Network:
     from gmmvit_deploy.models.families.eanet import folding
-    from gmmvit_deploy.models.families.eanet.mistakes import MISTAKES
-    from gmmvit_deploy.models.families.eanet.model import EANet
+    from gmmvit_deploy.models.families.eanet.model import MISTAKES, EANet
+    from gmmvit_deploy.models.layers.patches import unfold_as_convolution
 
     return Network(
         build=EANet,
         folding_passes=(
-            folding.unfold_as_convolution,
+            unfold_as_convolution,
             folding.merge_token_memories,
             folding.class_token_as_row,
             folding.merge_memories,
@@ -45,10 +45,6 @@ def _blocks(spec: EANetSpec) -> tuple[str, ...]:
     return (*(f"token_transformers.{step}" for step in range(2)), *(f"blocks.{block}" for block in range(spec.depth)))
 
 
-def _last_block(spec: EANetSpec) -> LastBlock:
-    return LastBlock(name=f"blocks.{spec.depth - 1}", reads="first", tokens=spec.tokens)
-
-
 EANET = Family(
     name="eanet",
     spec=EANetSpec,
@@ -58,5 +54,5 @@ EANET = Family(
     mask_kinds=("plain",),
     small=_small,
     blocks=_blocks,
-    last_block=_last_block,
+    last_block=last_of_blocks,
 )

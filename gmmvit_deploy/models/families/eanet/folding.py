@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -11,28 +11,19 @@ from torch import nn
 from gmmvit_deploy.models.families.eanet.model import (
     ClassRowFirst,
     ClassTokenFirst,
-    EANet,
     ExternalAttention,
     MergedExternalAttention,
     TokenTransformer,
 )
 from gmmvit_deploy.models.layers.proofs import random_values, require_same_output
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.layers.unfolding import unfolds_as_convolutions
 
 _TOKENS = 5
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
-def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
-    """Replace each `Unfold` by a convolution with one-hot filters, which computes the same values bit for bit."""
-    if not isinstance(model, EANet):
-        return ()
-    return unfolds_as_convolutions("unfolds", model.unfolds, model.unfolded_channels)
-
-
 @torch.no_grad()
-def merge_memories(model: nn.Module) -> tuple[str, ...]:
+def merge_memories(model: Any) -> tuple[str, ...]:
     """Merge both memories of each block with their neighbours, and drop the biases before the softmax.
 
         M₀ (W_t[h] x + b_t[h]) + l₀        →  (M₀ W_t[h]) x           for each head h
@@ -43,8 +34,6 @@ def merge_memories(model: nn.Module) -> tuple[str, ...]:
     float64.
     Ensures: in float64 the merged attention and the trained attention output the same values, up to rounding.
     """
-    if not isinstance(model, EANet):
-        return ()
     changed = []
     for index, block in enumerate(model.blocks):
         if isinstance(block.attention, ExternalAttention):
@@ -68,7 +57,7 @@ def _merged(name: str, attention: ExternalAttention) -> MergedExternalAttention:
 
 
 @torch.no_grad()
-def merge_token_memories(model: nn.Module) -> tuple[str, ...]:
+def merge_token_memories(model: Any) -> tuple[str, ...]:
     """Merge the second memory of each token transformer with the linear map after the memory.
 
     W_p (M₁ w + m₁) + b_p  →  (W_p M₁) w + (W_p m₁ + b_p)
@@ -77,8 +66,6 @@ def merge_token_memories(model: nn.Module) -> tuple[str, ...]:
     the wider input of the token transformer.
     Ensures: as `merge_memories`, for the token transformer.
     """
-    if not isinstance(model, EANet):
-        return ()
     changed = []
     for index, transformer in enumerate(model.token_transformers):
         if not isinstance(transformer, TokenTransformer) or not isinstance(transformer.from_slots, nn.Linear):
@@ -99,14 +86,14 @@ def merge_token_memories(model: nn.Module) -> tuple[str, ...]:
 
 
 @torch.no_grad()
-def class_token_as_row(model: nn.Module) -> tuple[str, ...]:
+def class_token_as_row(model: Any) -> tuple[str, ...]:
     """Add the position of the class token to the class token, and the bias of the projection to the other positions.
 
     [c; W t + b] + P  →  [c + P[0]; W t + (b + P[1:])]
 
     Ensures: in float64 both forms output the same tokens, up to rounding.
     """
-    if not isinstance(model, EANet) or not isinstance(model.positions, ClassTokenFirst):
+    if not isinstance(model.positions, ClassTokenFirst):
         return ()
     project, stored = model.project, model.positions
     positions = stored.position_embedding

@@ -33,11 +33,12 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.eanet.spec import EANetSpec
+from gmmvit_deploy.models.families.family import Mistake
 from gmmvit_deploy.models.layers.blocks import Mlp, PreNormBlock, layer_norm
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.patches import Unfold
+from gmmvit_deploy.models.layers.positions import sinusoidal_positions
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.layers.sinusoids import sinusoidal_positions
-from gmmvit_deploy.models.layers.unfolding import Unfold
 from gmmvit_deploy.models.scores.step import Oddity
 
 _SIDE = 3
@@ -49,9 +50,8 @@ SLOT_SUM_EPS = 1e-9
 
 
 class SlotWeights(nn.Module):
-    """Softmax over the tokens, then division by the sum over the slots of each head.
+    """Softmax over the tokens, then division by the sum over the S slots of each head.
 
-    slots: S, the number of slots of a memory.
     Both operations have roles that compute in float32 in every precision: in float16, 1e-9 becomes 0, and a token
     whose S weights all underflow would be 0/0.
     """
@@ -82,8 +82,7 @@ class SlotWeights(nn.Module):
 class ExternalAttention(nn.Module):
     """Multi-head external attention as trained.
 
-    project: trans_dims, the linear map to ``heads`` heads of ``head_dim`` features.
-    to_slots, from_slots: the memories M₀ with l₀, and M₁ with m₁, shared by all heads.
+    project: trans_dims.  to_slots, from_slots: the memories M₀ with l₀, and M₁ with m₁, shared by all heads.
     """
 
     memories: ClassVar[tuple[str, ...]] = ("to_slots", "from_slots")
@@ -105,8 +104,7 @@ class ExternalAttention(nn.Module):
 
 
 class MergedExternalAttention(nn.Module):
-    """`ExternalAttention` whose memories are merged with their neighbours: a linear map, the two normalisations, and a
-    linear map.
+    """`ExternalAttention` whose memories are merged with their neighbours.
 
     to_slots: (heads · S, dim), without bias.  out: (dim, heads · S).
     """
@@ -125,8 +123,7 @@ class MergedExternalAttention(nn.Module):
 class ExternalBlock(PreNormBlock):
     """Pre-norm transformer block with external attention.
 
-    If the block gives only the first token, the softmax still runs over all tokens, and everything after the softmax
-    runs on the first token.
+    If the block gives only the first token, the softmax still runs over all tokens.
     """
 
     attention: ExternalAttention | MergedExternalAttention
@@ -138,9 +135,7 @@ class ExternalBlock(PreNormBlock):
 
 
 class TokenTransformer(nn.Module):
-    """Single-head external attention from input width ``width`` to output width ``dim``, then an mlp of hidden width
-    ``dim``.  The skip connection starts at y, the output of the first linear map.
-    """
+    """Single-head external attention to the width ``dim``, then an mlp.  The skip connection starts at y."""
 
     memories: ClassVar[tuple[str, ...]] = ("to_slots", "from_slots")
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
@@ -182,9 +177,7 @@ class ClassTokenFirst(nn.Module):
 
 
 class ClassRowFirst(nn.Module):
-    """[row; x + P], where row (1, 1, D) is the class token plus its position, and P (1, N − 1, D) are the other
-    positions.
-    """
+    """[row; x + P], where row is the class token plus its position, and P are the other positions."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias"}
 
@@ -235,7 +228,6 @@ class EANet(Model):
 
     @property
     def unfolded_channels(self) -> tuple[int, ...]:
-        """The number of channels of the lattice that each entry of ``unfolds`` reads."""
         return self.spec.channels, self.spec.token_dim, self.spec.token_dim
 
     def logits_and_features(
@@ -251,7 +243,6 @@ class EANet(Model):
         return self.head(features), features
 
     def oddities(self) -> Iterator[tuple[str, Oddity]]:
-        """Yield a note about the biases without influence, and a note if the stored positions are not the sinusoids."""
         if self.dead_biases():
             what = (
                 "attention_norm.bias, attention.project.bias and attention.to_slots.bias of every block have no "
@@ -270,13 +261,69 @@ class EANet(Model):
                 yield "positions", Oddity(severity="note", what=what)
 
     def dead_biases(self) -> tuple[str, ...]:
-        """Return the names of the biases that no logit depends on, in blocks as trained.
-
-        softmax over tokens n of (L[n, s] + c[s])  =  softmax over tokens n of L[n, s]
-        """
+        """Return the biases without influence: softmax over n of (L[n, s] + c[s])  =  softmax over n of L[n, s]."""
         return tuple(
             f"blocks.{index}.{bias}"
             for index, block in enumerate(self.blocks)
             if isinstance(block.attention, ExternalAttention)
             for bias in ("attention_norm.bias", "attention.project.bias", "attention.to_slots.bias")
         )
+
+
+class _SoftmaxOverSlots(SlotWeights):
+    """Softmax over the slots of each token, as in an attention whose keys are the slots."""
+
+    def forward(self, logits: Tensor, *, first: bool = False) -> Tensor:
+        by_head = torch.softmax(logits.unflatten(-1, (-1, self.slots)), dim=-1)
+        weights = (by_head / (SLOT_SUM_EPS + by_head.sum(dim=-1, keepdim=True))).flatten(-2)
+        return weights[:, :1] if first else weights
+
+
+class _NoSlotSum(SlotWeights):
+    """Softmax over the tokens without the division by the sum over the slots."""
+
+    def forward(self, logits: Tensor, *, first: bool = False) -> Tensor:
+        weights = torch.softmax(logits, dim=1)
+        return weights[:, :1] if first else weights
+
+
+@torch.no_grad()
+def _softmax_over_slots_without_biases(model: Model) -> bool:
+    """As in a folded graph, without the biases that folding drops: a softmax over the slots does not ignore them."""
+    for module in model.modules():
+        if isinstance(module, ExternalAttention):
+            for layer in (module.project, module.to_slots):
+                layer.bias.zero_()
+    return _replaced(model, _SoftmaxOverSlots)
+
+
+def _replaced(model: Model, kind: type[SlotWeights]) -> bool:
+    weights = [module for module in model.modules() if isinstance(module, SlotWeights)]
+    for module in weights:
+        module.__class__ = kind
+    return bool(weights)
+
+
+@torch.no_grad()
+def _memory_without_strides(model: Model) -> bool:
+    """Read the second memory of each token transformer, which files store transposed, in the order of the storage."""
+    memories = [
+        module.from_slots
+        for module in model.modules()
+        if isinstance(module, TokenTransformer) and isinstance(module.from_slots, nn.Linear)
+    ]
+    for memory in memories:
+        stored = memory.weight.t().contiguous()
+        memory.weight.copy_(stored.view_as(memory.weight))
+    return bool(memories)
+
+
+MISTAKES: tuple[Mistake, ...] = (
+    ("softmax over the slots in place of the tokens", lambda model: _replaced(model, _SoftmaxOverSlots)),
+    (
+        "softmax over the slots in place of the tokens, without the biases that folding drops",
+        _softmax_over_slots_without_biases,
+    ),
+    ("no division by the sum over the slots", lambda model: _replaced(model, _NoSlotSum)),
+    ("the second memory of the token transformers read without its strides", _memory_without_strides),
+)

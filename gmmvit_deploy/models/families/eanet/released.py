@@ -34,10 +34,7 @@ _EXTERNAL = rf"({_TOKENS}\.attention1\.attn\.q_linear|blocks\.0\.attn\.trans_dim
 
 
 def released_names(spec: EANetSpec, *, memories: tuple[str, str]) -> dict[str, str]:
-    """Return a dict from name in the model to name in the released file, for every tensor of the trained model.
-
-    memories: the names of the first and the second memory of a token transformer.
-    """
+    """Return name in the model → name in the file.  memories: the names of both memories of a token transformer."""
     pairs = {"project": f"{_TOKENS}.project", "norm": "norm", "head": "head"}
     names = {"positions.class_token": "cls_token", "positions.position_embedding": "pos_embed"}
     inside = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.fc1", "mlp.2": "mlp.fc2"}
@@ -57,7 +54,6 @@ def released_names(spec: EANetSpec, *, memories: tuple[str, str]) -> dict[str, s
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints, *, memories: tuple[str, str]) -> EANetSpec:
-    """Infer the spec from shapes."""
     source, first = shapes.source, f"{_TOKENS}.attention1.attn"
     grid = shapes.grid(shapes.of("pos_embed", rank=3)[1] - 1, where="pos_embed, without the class token,")
     image_size, classes = _PATCH * grid, shapes.of("head.weight", rank=2)[0]

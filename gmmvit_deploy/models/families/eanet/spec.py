@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec, require, require_counts
@@ -17,16 +18,12 @@ _PATCH = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EANetSpec(ModelSpec):
-    """EANet: token transformers with external attention on overlapping patches, followed by blocks with external
-    attention.
+    """EANet: token transformers on overlapping patches, then blocks, all with external attention.
 
-    dim, depth, mlp_dim: the sizes of the blocks.
-    heads: the number of heads that the released code is given; the attention has ``heads · expansion`` heads of
-    ``dim / heads`` features.
-    expansion: the width of the attention divided by ``dim``; 4 in the released code.
-    slots: the number of slots of the memories in the blocks; 64 in the released code.
-    token_dim, token_slots: the width of the token transformers, and the number of slots of their memories; the released
-    code has 128 slots.
+    heads: as the released code is given it; the attention has ``heads · expansion`` heads of ``dim / heads`` features.
+    expansion: the width of the attention divided by ``dim``.
+    slots, token_slots: the number of slots of the memories in the blocks, and in the token transformers.
+    token_dim: the width of the token transformers.
     """
 
     family: ClassVar[str] = "eanet"
@@ -65,35 +62,29 @@ class EANetSpec(ModelSpec):
         return self.dim // self.heads
 
 
-Preset = Callable[[int, int, MaskSpec], EANetSpec]
+def _spec(dim: int, depth: int, heads: int, mlp_ratio: int, classes: int, image_size: int, mask: MaskSpec) -> EANetSpec:
+    return EANetSpec(
+        image_size=image_size,
+        classes=classes,
+        dim=dim,
+        depth=depth,
+        heads=heads,
+        mlp_dim=mlp_ratio * dim,
+        token_dim=64,
+        mask=mask,
+    )
 
 
-def _preset(dim: int, depth: int, heads: int, mlp_ratio: int) -> Preset:
-    def spec(classes: int, image_size: int, mask: MaskSpec) -> EANetSpec:
-        return EANetSpec(
-            image_size=image_size,
-            classes=classes,
-            dim=dim,
-            depth=depth,
-            heads=heads,
-            mlp_dim=mlp_ratio * dim,
-            token_dim=64,
-            mask=mask,
-        )
-
-    return spec
-
-
-PRESETS: Mapping[str, Preset] = {
-    "T2t_vit_7": _preset(256, 7, 4, 2),
-    "T2t_vit_10": _preset(256, 10, 4, 2),
-    "T2t_vit_12": _preset(256, 12, 4, 2),
-    "T2t_vit_14": _preset(384, 14, 6, 3),
-    "T2t_vit_t_14": _preset(384, 14, 6, 3),
-    "T2t_vit_19": _preset(448, 19, 7, 3),
-    "T2t_vit_t_19": _preset(448, 19, 7, 3),
-    "T2t_vit_24": _preset(512, 24, 8, 3),
-    "T2t_vit_t_24": _preset(512, 24, 8, 3),
-    "T2t_vit_14_resnext": _preset(384, 14, 32, 3),
-    "T2t_vit_14_wide": _preset(768, 4, 12, 3),
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], EANetSpec]] = {
+    "T2t_vit_7": partial(_spec, 256, 7, 4, 2),
+    "T2t_vit_10": partial(_spec, 256, 10, 4, 2),
+    "T2t_vit_12": partial(_spec, 256, 12, 4, 2),
+    "T2t_vit_14": partial(_spec, 384, 14, 6, 3),
+    "T2t_vit_t_14": partial(_spec, 384, 14, 6, 3),
+    "T2t_vit_19": partial(_spec, 448, 19, 7, 3),
+    "T2t_vit_t_19": partial(_spec, 448, 19, 7, 3),
+    "T2t_vit_24": partial(_spec, 512, 24, 8, 3),
+    "T2t_vit_t_24": partial(_spec, 512, 24, 8, 3),
+    "T2t_vit_14_resnext": partial(_spec, 384, 14, 32, 3),
+    "T2t_vit_14_wide": partial(_spec, 768, 4, 12, 3),
 }

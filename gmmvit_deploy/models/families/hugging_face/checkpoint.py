@@ -44,7 +44,6 @@ _FIELDS = {"mean": "image_mean", "std": "image_std", "resize": "resample", "crop
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
-    """Infer the spec from ``config.json`` and ``preprocessor_config.json``."""
     where = f"{shapes.source}/{CONFIG_FILE}"
     stated = shapes.record.config
     if not stated:
@@ -109,7 +108,6 @@ def _architecture(stated: Mapping[str, Any], where: str) -> str:
 
 
 def _task(stated: Mapping[str, Any], where: str) -> Task | None:
-    """Return the task that ``problem_type`` states, or None."""
     value = stated.get("problem_type")
     if value is not None and value not in _TASKS:
         raise CheckpointError(
@@ -144,10 +142,7 @@ def _of_images(config: Any, name: str) -> Any:
 
 
 def _preprocessing(shapes: Shapes, channels: int, hints: LoadHints) -> Preprocessing | None:
-    """Return what the file of the image processor states, or None if the folder has no such file.
-
-    The result is also None if tensors are prepared outside the bundle in a way that this package does not compute.
-    """
+    """Return what the file of the image processor states; None without file, and if tensors are prepared otherwise."""
     model_type = str(shapes.record.config.get("model_type", ""))
     where = f"{shapes.source}/{_file(shapes)}"
     try:
@@ -179,7 +174,6 @@ def _size(preprocessing: Preprocessing | None, config: Any, hints: LoadHints, so
 
 
 def taken_from(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Mapping[str, str]:
-    """Return where the size of the images comes from."""
     preprocessing = _preprocessing(shapes, spec.channels, hints)
     if preprocessing is not None and preprocessing.size is not None:
         return {"image_size": _file(shapes)}
@@ -209,7 +203,6 @@ def known_unused(spec: HuggingFaceSpec) -> Mapping[str, str]:
 
 
 def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> KnownImages:
-    """Return the resize rule, crop_pct, mean, std, labels and task that the folder states."""
     config, where = shapes.record.config, f"{shapes.source}/{CONFIG_FILE}"
     stated = KnownImages(
         labels=_labels(config, where, spec.classes),
@@ -266,10 +259,7 @@ _CHOICE = "type --set pool=cls for the class token of last_hidden_state"
 
 
 def _with_pool(spec: HuggingFaceSpec, shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
-    """Return the spec of a backbone with its features.
-
-    Errors: CheckpointError when the user must choose, or when the backbone or its weights do not have the choice.
-    """
+    """Return the spec of a backbone with its features, if the folder shows them or the user's choice is possible."""
     import torch
     from torch import nn
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gmmvit_deploy.models.layers.tried_change import tried
+from gmmvit_deploy.models.layers.proofs import merge_factor, tried
 from gmmvit_deploy.models.specs import input_shape
 
 _SCALED = (
@@ -54,17 +54,10 @@ def merge_layer_scales(model: Any) -> tuple[str, ...]:
             part, _, last = name.partition(".")
             held = getattr(block, scale, None)
             gamma = getattr(held, inner, None) if inner else held
-            layer = getattr(getattr(block, part, None), last, None)
-            if not isinstance(layer, nn.Linear) or not isinstance(gamma, Tensor):
-                continue
-            if gamma.shape != (layer.out_features,):
-                continue
-            layer.weight.mul_(gamma[:, None])
-            if layer.bias is not None:
-                layer.bias.mul_(gamma)
-            delattr(block, scale)
-            setattr(block, scale, nn.Identity() if inner else 1.0)
-            changed.append(f"network.{path}.{name}")
+            if merge_factor(getattr(getattr(block, part, None), last, None), gamma):
+                delattr(block, scale)
+                setattr(block, scale, nn.Identity() if inner else 1.0)
+                changed.append(f"network.{path}.{name}")
     return tuple(changed)
 
 

@@ -52,11 +52,10 @@ _WHOLE_SIDE = 384  # from this side on, ConvNeXT's image processor does not crop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preprocessing:
-    """What the file states.
+    """What the file states, for pixel values scaled to [0, 1].
 
     size: (height, width) of the images after the preprocessing; None if the images are not resized.
     resize: the name of the resize rule; None if the images are not resized.  crop_pct: as in `images.ImageSpec`.
-    mean, std: a number for each channel, for pixel values scaled to [0, 1].
     bgr: True if the network reads the channels in the order blue, green, red.
     """
 
@@ -73,10 +72,9 @@ def preprocessing_from(
 ) -> Preprocessing | None:
     """Return the preprocessing of a classifier; None without file, for an image processor that keeps the channels.
 
-    fields: the content of the file; None if the folder has no such file.  where: the path of the file, for messages.
+    fields: the content of the file, whose path is ``where``; None if the folder has no such file.
     model_type: ``model_type`` of ``config.json``, which names the image processor if the file does not.
-    Errors: CheckpointError that names the field when no rule of this package honours a field, and without file when the
-    order of the channels depends on it.
+    Errors: CheckpointError that names a field that no rule of this package honours.
     """
     file = _File(where)
     if fields is None:
@@ -111,7 +109,6 @@ class _File:
     path: str
 
     def refused(self, field: str, value: Any, why: str, expected: str) -> CheckpointError:
-        """Return the error for a field.  why: the reason.  expected: what is supported."""
         name = self.path.rpartition("/")[2]
         other = "" if field.endswith("_type") else f"if training used another value, correct {field} in {name}; "
         return CheckpointError(
@@ -229,7 +226,6 @@ def _of_convnext(
 
 
 def _squashed(whole: tuple[int, int], crop: tuple[int, int], file: _File) -> tuple[tuple[int, int], str, float]:
-    """Return the rule that resizes to ``whole`` and crops the centre to ``crop``."""
     if whole == crop:
         return crop, "stretch", 1.0
     crop_pct = _crop_pct(crop[0], whole[0])

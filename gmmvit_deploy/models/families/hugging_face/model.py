@@ -27,7 +27,6 @@ def has_class_token(network: nn.Module) -> bool:
 class HuggingFaceModel(AnsweredNetwork):
     """A classifier of transformers, or a backbone without a classifier, whose spec has 0 classes.
 
-    forward: images (B, c, height, width), normalised, float32 → logits (B, C), or features (B, D).
     reverses: True if the network reads the channels in reverse order; False after the pass `folding.reverse_channels`.
     """
 
@@ -79,7 +78,6 @@ class HuggingFaceModel(AnsweredNetwork):
         return logits, read[-1]
 
     def _classifier(self) -> nn.Linear:
-        """Return the linear layer that computes the logits."""
         heads = dict(self.classifier_heads())
         if len(heads) != 1:
             held = " and ".join(heads) or "none"
@@ -90,7 +88,6 @@ class HuggingFaceModel(AnsweredNetwork):
         return next(iter(heads.values()))
 
     def classifier_heads(self) -> Iterator[tuple[str, nn.Linear]]:
-        """Yield (name, layer) of each linear layer that computes logits."""
         for name in _HEADS:
             layer = getattr(self.network, name, None)
             if isinstance(layer, nn.Linear):

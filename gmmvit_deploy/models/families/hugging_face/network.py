@@ -63,10 +63,9 @@ def _names(classes: Mapping[str, str | tuple[str, ...]]) -> list[str]:
 
 
 def class_named(name: str, *, where: str) -> Any:
-    """Return the class of transformers with this name, for image classification or a backbone of images.
+    """Return the class of transformers with this name, for image classification or a backbone of images, or SpecError.
 
     where: the file that holds the name, for messages.
-    Errors: SpecError when transformers has no such class, or when the class is neither.
     """
     transformers = require_transformers()
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as CLASSES
@@ -91,13 +90,10 @@ def network_config(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
 
     Errors: SpecError when a refused field has a true or non-empty value.
     """
+    folder = where.rpartition("/")[0]
     for name, reason in _REFUSED.items():
         if config.get(name):
-            hint = (
-                _dequantised(config, where.rpartition("/")[0])
-                if name == "quantization_config"
-                else _state_dict_hint(where.rpartition("/")[0])
-            )
+            hint = _dequantised(config, folder) if name == "quantization_config" else _state_dict_hint(folder)
             raise SpecError(f"{where}: the field {name} is not supported: {reason}", hint=hint)
     kept = {name: value for name, value in config.items() if name not in _NOT_THE_NETWORK | _REFUSED.keys()}
     labels = config.get("id2label")
@@ -136,10 +132,7 @@ def _dequantised(config: Mapping[str, Any], folder: str) -> str:
 
 
 def config_of(architecture: str, config: Mapping[str, Any], *, where: str) -> Any:
-    """Return the configuration of transformers for the fields of ``config.json``.
-
-    Errors: SpecError when transformers does not take the fields, or when they are those of another architecture.
-    """
+    """Return the configuration of transformers for the fields of ``config.json``, or SpecError."""
     model_class = class_named(architecture, where=where)
     stated, own = config.get("model_type"), model_class.config_class.model_type
     if stated is not None and stated != own:
@@ -157,10 +150,7 @@ def config_of(architecture: str, config: Mapping[str, Any], *, where: str) -> An
 
 
 def network_from_spec(spec: HuggingFaceSpec) -> nn.Module:
-    """Build the network of a spec with random weights, in evaluation mode.
-
-    Errors: SpecError when transformers has no such class or does not take the configuration.
-    """
+    """Build the network of a spec with random weights, in evaluation mode, or SpecError."""
     where = "config.json"
     config = config_of(spec.architecture, spec.config, where=where)
     model_class = class_named(spec.architecture, where=where)
@@ -185,8 +175,7 @@ def _cannot_build(architecture: str, where: str, exc: Exception) -> SpecError:
 def names_in_network(spec: HuggingFaceSpec, names: Iterable[str]) -> Mapping[str, str | None]:
     """Map each name in a file to the name in the network, as transformers does when it loads the file.
 
-    A name that transformers does not know is mapped to itself. A tensor that transformers knows to be unused, such as
-    an index that it computes from the sizes of the model, is mapped to None.
+    A name that transformers does not know is mapped to itself, and one that it knows to be unused to None.
     """
     import torch
     from transformers.conversion_mapping import get_model_conversion_mapping

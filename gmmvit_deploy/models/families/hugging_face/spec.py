@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from gmmvit_deploy.models.specs import ModelSpec, require, require_counts
+from gmmvit_deploy.models.specs import ModelSpec, plain_json, require, require_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +16,8 @@ class HuggingFaceSpec(ModelSpec):
     architecture: the name of the class, such as ``ViTForImageClassification``.
     config: the fields of ``config.json`` that describe the network, as JSON values; the defaults of transformers apply
     to all other fields.
-    image_width: the width of the images in pixels if it differs from the height, which is ``image_size``; else None.
-    The size is that of the images after the preprocessing, which can differ from ``image_size`` of ``config``.
+    image_width: the width of the images in pixels if it differs from the height, which is ``image_size``. The size is
+    that after the preprocessing, which can differ from ``image_size`` of ``config``.
     pool: the features of a backbone, whose spec has 0 classes: ``cls``, the class token of ``last_hidden_state``; or
     ``pooler`` or "", transformers' ``pooler_output``. It is "" if the user did not choose, and for a classifier.
     bgr: True if the network was trained with the channels in the order blue, green, red. Images are RGB everywhere: the
@@ -38,20 +37,12 @@ class HuggingFaceSpec(ModelSpec):
         ModelSpec.__post_init__(self)
         require(self.mask.kind == "plain", "a model of Hugging Face transformers has no mask that this project knows")
         require(bool(self.architecture), "architecture: expected a class of transformers, got an empty name")
-        try:
-            plain = json.loads(json.dumps(dict(self.config)))
-        except (TypeError, ValueError) as exc:
-            require(False, f"config: expected JSON values: {exc}")
-        object.__setattr__(self, "config", plain)
+        object.__setattr__(self, "config", plain_json(self.config, "config"))
         require(self.pool in ("", "cls", "pooler"), f"pool: expected cls or pooler, got {self.pool!r}")
         require(not self.bgr or self.channels == 3, "bgr: expected 3 channels")
         require(not (self.pool and self.classes), "pool: the classifier of a network determines what it reads")
         if self.image_width is not None:
             require_counts(self, "image_width")
-
-    @property
-    def image_shape(self) -> tuple[int, int]:
-        return (self.image_size, self.image_size if self.image_width is None else self.image_width)
 
     @property
     def description(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gmmvit_deploy.models.families.family import Family, LastBlock, Network
+from gmmvit_deploy.models.families.family import Family, Network, last_of_blocks, plain_blocks
 from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
 from gmmvit_deploy.models.families.naive_vit.tutorial import PARAMETER_POSITIONS, TUTORIAL
 from gmmvit_deploy.models.specs import MaskSpec
@@ -17,14 +17,6 @@ def _small(mask: MaskSpec) -> NaiveViTSpec:
     return NaiveViTSpec(
         image_size=12, channels=1, patch_size=4, classes=5, dim=32, depth=2, heads=2, mlp_dim=32, mask=mask
     )
-
-
-def _blocks(spec: NaiveViTSpec) -> tuple[str, ...]:
-    return ("patch_embedding", *(f"blocks.{block}" for block in range(spec.depth)))
-
-
-def _last_block(spec: NaiveViTSpec) -> LastBlock:
-    return LastBlock(name=f"blocks.{spec.depth - 1}", reads="first", tokens=spec.tokens)
 
 
 def _softmax_at_the_end(model: Model) -> bool:
@@ -60,7 +52,7 @@ NAIVE_VIT = Family(
     sources=(TUTORIAL, PARAMETER_POSITIONS),
     mask_kinds=("plain",),
     small=_small,
-    blocks=_blocks,
-    last_block=_last_block,
+    blocks=plain_blocks,
+    last_block=last_of_blocks,
     default_resize="stretch-bilinear",
 )

@@ -23,20 +23,20 @@ from torch import Tensor, nn
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention
-from gmmvit_deploy.models.layers.blocks import Block, PatchEmbedding
+from gmmvit_deploy.models.layers.blocks import Block
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.patches import PatchEmbedding
+from gmmvit_deploy.models.layers.positions import sinusoidal_positions
 from gmmvit_deploy.models.layers.proofs import random_values, require_same_output
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.layers.sinusoids import sinusoidal_positions
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.step import Oddity
 
 
 class HeadwiseProjection(nn.Module):
-    """Compute Q, K and V with a separate linear map for each head.  The map reads only the d features of the head.
+    """Compute Q, K and V with a separate linear map for each head, which reads only the d features of the head.
 
-    weight: the weights (3, H, d, d), indexed [Q or K or V, head, input feature, output feature].
-    bias: the biases (3, H, d).
+    weight: (3, H, d, d), indexed [Q or K or V, head, input feature, output feature].  bias: (3, H, d).
     """
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"matmul": "projection", "add": "bias"}
@@ -83,7 +83,6 @@ class NaiveViT(Model):
         return self.head(features), features
 
     def oddities(self) -> Iterator[tuple[str, Oddity]]:
-        """Yield a note if the stored positions are not the sinusoids."""
         largest = float((self.positions - sinusoidal_positions(self.spec.tokens, self.spec.dim)).abs().max())
         if largest > 0:
             what = (

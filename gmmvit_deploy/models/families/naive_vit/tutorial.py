@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.patches import image_of_patches
-from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads
-from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, tensors_of_layers
+from gmmvit_deploy.models.sources.shapes import Shapes, image_of_patches, infer_heads
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, batched, tensors_of_layers
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
@@ -40,10 +39,7 @@ _SIGNATURE = (r"linear_mapper\.weight$", r"(blocks\.0\.mhsa\.q_mappings\.0|ln1)\
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints, *, positions: str) -> NaiveViTSpec:
-    """Infer the spec from names and shapes.  ``hints`` give the channels of the images, and the side if needed.
-
-    positions: the name of the tensor with the stored positions, if the file holds positions.
-    """
+    """Infer the spec.  positions: the name of the tensor with the stored positions, if the file holds positions."""
     source = shapes.source
     _refuse_first_version(shapes)
     dim, values = shapes.of(f"{_MAPPER}.weight", rank=2)
@@ -77,17 +73,11 @@ def _refuse_first_version(shapes: Shapes) -> None:
 
 
 def _stored_grid(shapes: Shapes, name: str) -> int:
-    """Return the number of patches along a side of the image, from the number of stored positions."""
     tokens = shapes.of(name, rank=3 if shapes.tensors[name].dim() == 3 else 2)[-2]
     return shapes.grid(tokens - 1, where=f"{name}, without the class token,")
 
 
 def tensor_origins(spec: NaiveViTSpec, *, positions: str) -> TensorOrigins:
-    """Return a dict from name in the model to the key of the file, or to the conversion that computes the tensor.
-
-    positions: the name of the tensor with the stored positions, if the file holds positions.
-    """
-
     def channel_fastest(weight: Tensor) -> Tensor:
         """Reorder the input features of a weight: (D, channel · row · column)  →  (D, row · column · channel)."""
         patches: Tensor = weight.unflatten(1, (spec.channels, spec.patch_size, spec.patch_size))
@@ -101,7 +91,7 @@ def tensor_origins(spec: NaiveViTSpec, *, positions: str) -> TensorOrigins:
         "head.bias": "mlp.0.bias",
     }
     if spec.stored_positions:
-        origins["positions"] = Conversion(keys=(positions,), convert=_batched)
+        origins["positions"] = Conversion(keys=(positions,), convert=batched)
     layers = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.0", "mlp.2": "mlp.2"}
     for block in range(spec.depth):
         names = {f"blocks.{block}.{ours}": f"blocks.{block}.{theirs}" for ours, theirs in layers.items()}
@@ -113,11 +103,6 @@ def tensor_origins(spec: NaiveViTSpec, *, positions: str) -> TensorOrigins:
     return origins
 
 
-def _batched(positions: Tensor) -> Tensor:
-    """Add the dimension of the batch if needed: (N, D)  →  (1, N, D)."""
-    return positions if positions.dim() == 3 else positions[None]
-
-
 def _stacked(*tensors: Tensor) -> Tensor:
     """Stack the tensors of the H heads to (3, H, …): first the heads of Q, then of K, then of V."""
     import torch
@@ -127,10 +112,7 @@ def _stacked(*tensors: Tensor) -> Tensor:
 
 
 def _stacked_weights(*weights: Tensor) -> Tensor:
-    """Stack the weights with `_stacked` and transpose each weight to (input feature, output feature).
-
-    The linear layers in the file store (output feature, input feature).
-    """
+    """Stack the weights (output feature, input feature) of the file, each transposed."""
     return _stacked(*weights).transpose(-2, -1).contiguous()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gmmvit_deploy.models.families.family import Family, LastBlock, Network
+from gmmvit_deploy.models.families.family import Family, LastBlock, Network, stage_blocks
 from gmmvit_deploy.models.families.pit.released import RELEASED, SPT_LSA
 from gmmvit_deploy.models.families.pit.spec import PRESETS, PiTSpec
 from gmmvit_deploy.models.specs import MaskSpec
@@ -36,12 +36,7 @@ def _variants() -> Mapping[str, PiTSpec]:
 
 
 def _blocks(spec: PiTSpec) -> tuple[str, ...]:
-    names = ["patch_embedding"]
-    for stage, depth in enumerate(spec.depths):
-        names += [f"stages.{stage}.{block}" for block in range(depth)]
-        if stage < len(spec.depths) - 1:
-            names.append(f"poolings.{stage}")
-    return tuple(names)
+    return stage_blocks(spec.depths, block="{}", between="poolings.{}")
 
 
 def _last_block(spec: PiTSpec) -> LastBlock:

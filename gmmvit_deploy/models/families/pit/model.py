@@ -6,7 +6,7 @@ pooling:  patches:      3×3 depthwise convolution of stride 2 that doubles the 
           class token:  linear layer that doubles the channels
 logits = head(norm(class token))
 
-SPT replaces the patch convolution, and the convolutions of the pooling (`layers.shifted_patches`). LSA replaces the
+SPT replaces the patch convolution, and the convolutions of the pooling (`layers.patches`). LSA replaces the
 steps on the scores (`scores.locality`), also in the row and column of the class token.
 """
 
@@ -23,8 +23,8 @@ from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.pit.spec import PiTSpec
 from gmmvit_deploy.models.layers.blocks import Block, layer_norm
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.patches import ShiftedMerging, image_patches
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.layers.shifted_patches import ShiftedMerging, ShiftedPatches
 from gmmvit_deploy.models.scores.attention import scaled_scores
 from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import PrefixMask, mask_from_spec
@@ -69,12 +69,7 @@ class PiT(Model):
     def __init__(self, spec: PiTSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.patch_embedding: nn.Module
-        if spec.spt:
-            self.patch_embedding = ShiftedPatches(spec.patch_size, spec.dim, channels=spec.channels)
-        else:
-            convolution = nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size)
-            self.patch_embedding = with_role(convolution, "embedding")
+        self.patch_embedding = image_patches(spec)
         self.class_token = nn.Parameter(torch.randn(1, 1, spec.dim))
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grids[0] ** 2 + 1, spec.dim))
         self.stages = nn.ModuleList(

@@ -1,6 +1,4 @@
-"""PiT checkpoints of the paper authors' released training code: the names of the tensors, and how to infer the spec.
-
-The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""PiT checkpoints of the released codes (`sources.released`): the names of the tensors, and how to infer the spec.
 
 to_patch_embedding.0 (convolution), pos_embedding (1, N+1, D), cls_token
 layers.{0,2,4}.layers.{i}.{0,1}   blocks with the tensor names of a ViT
@@ -8,7 +6,7 @@ layers.{0,2,4}.mask               a second copy of the base mask, which the netw
 layers.{1,3}                      downsample.net.{0,1} (depthwise and 1×1 convolution), cls_ff
 mlp_head.{0,1}                    LayerNorm, linear
 
-Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+The code of SPT and LSA writes the same names, and
 
 to_patch_embedding.merging.{1,2}             with SPT: LayerNorm and linear layer, in place of to_patch_embedding.0
 layers.{1,3}                                 with SPT: merging.{1,2} for the patches, class_linear for the class token
@@ -22,22 +20,18 @@ from dataclasses import replace
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.pit.spec import PRESETS, PiTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.released import block_names, released_source
-from gmmvit_deploy.models.sources.shapes import (
-    Shapes,
-    infer_heads,
-    infer_mask,
-    mask_heads,
-)
-from gmmvit_deploy.models.sources.source import tensors_of_layers
-from gmmvit_deploy.models.sources.spt_lsa import (
+from gmmvit_deploy.models.sources.released import (
     PLAIN_FILES,
+    VIEWS,
+    block_names,
     has_shifted,
+    released_source,
     shifted_names,
-    shifted_patch,
     spt_lsa_source,
     temperature_heads,
 )
+from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads, infer_mask, mask_heads
+from gmmvit_deploy.models.sources.source import tensors_of_layers
 
 _BLOCKS = r"layers\.0\.layers\.0\."
 _SHIFTED = "to_patch_embedding.merging"
@@ -120,14 +114,13 @@ def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> PiTSpec:
-    """Infer the spec from names and shapes.  The head dim is the same in all stages.
-
-    The option ``--set heads`` sets the number of heads of the first stage.
-    """
+    """Infer the spec.  The head dim is the same in all stages; ``--set heads`` is for the first stage."""
     source = shapes.source
     spt = has_shifted(shapes, _SHIFTED)
     dim, patch_size, channels = (
-        shifted_patch(shapes, _SHIFTED) if spt else shapes.convolution_patch("to_patch_embedding.0.weight")
+        shapes.linear_patch(f"{_SHIFTED}.2.weight", views=VIEWS)
+        if spt
+        else shapes.convolution_patch("to_patch_embedding.0.weight")
     )
     grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1] - 1, where="pos_embedding without the class token")
     stages = _stages(shapes)

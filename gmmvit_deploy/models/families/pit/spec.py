@@ -1,7 +1,4 @@
-"""Spec of a PiT, and the presets: architectures that the paper authors' released code names.
-
-The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
-"""
+"""Spec of a PiT, and the presets: architectures that the released code of the masks names."""
 
 from __future__ import annotations
 
@@ -22,13 +19,11 @@ from gmmvit_deploy.models.specs import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PiTSpec(ModelSpec):
-    """PiT: a ViT with a class token in several stages.
+    """PiT: a ViT with a class token in several stages; each later stage halves the grid and doubles the width.
 
-    Between two stages, a strided convolution halves the grid of the patches and doubles the width.
     dim: the width of the first stage.  head_dim: the head dim, equal in all stages.
     depths, heads, mlp_dims: the number of blocks, the number of heads and the mlp width of each stage.
-    spt: True for shifted patch tokenisation in place of the patch convolution and of the convolutions between stages.
-    lsa: True for locality self-attention: learned temperatures, and no token attends to itself.
+    spt, lsa: True for shifted patch tokenisation, and for locality self-attention, as in the formulas of the model.
     """
 
     family: ClassVar[str] = "pit"

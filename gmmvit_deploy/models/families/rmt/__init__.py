@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gmmvit_deploy.models.families.family import Family, Network
+from gmmvit_deploy.models.families.family import Family, Network, stage_blocks
 from gmmvit_deploy.models.families.rmt.released import RELEASED
 from gmmvit_deploy.models.families.rmt.spec import PRESETS, RMTSpec
 from gmmvit_deploy.models.specs import MaskSpec
@@ -45,12 +45,8 @@ def _small(mask: MaskSpec) -> RMTSpec:
 
 
 def _blocks(spec: RMTSpec) -> tuple[str, ...]:
-    names = ["stem"]
-    for stage, depth in enumerate(spec.depths):
-        names += [f"stages.{stage}.blocks.{block}" for block in range(depth)]
-        if stage < len(spec.depths) - 1:
-            names.append(f"stages.{stage}.downsampling")
-    return (*names, "projection") if spec.projection_dim else tuple(names)
+    names = stage_blocks(spec.depths, first="stem", between="stages.{}.downsampling")
+    return (*names, "projection") if spec.projection_dim else names
 
 
 RMT = Family(

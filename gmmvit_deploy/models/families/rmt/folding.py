@@ -26,7 +26,7 @@ from gmmvit_deploy.models.families.rmt.model import (
     Stage,
     TokenAttention,
 )
-from gmmvit_deploy.models.layers.batch_norm import BatchNorm
+from gmmvit_deploy.models.layers.blocks import BatchNorm
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Constant
@@ -117,7 +117,6 @@ def merge_residual_convolutions(model: nn.Module) -> tuple[str, ...]:
     """Merge the input that is added to a depthwise convolution into the kernel: x + K ∗ x  →  (K + δ) ∗ x.
 
     δ: the kernel that is 1 at the centre and 0 elsewhere.
-    Ensures: no depthwise convolution adds its input.
     """
     changed = []
     for name, module in model.named_modules():
@@ -168,10 +167,9 @@ def fold_rotations(model: nn.Module) -> tuple[str, ...]:
 def share_decays(model: nn.Module) -> tuple[str, ...]:
     """Store equal decays of a stage in a single tensor, which all blocks of the stage read.
 
-    The blocks of a stage have the same grid and, in every released network, the same decay rates. The constants of a
-    grid of n tokens are (H, n, n), so copies for each block would be most of a graph for large images.
-
-    Requires: folded biases; other decays stay unchanged.
+    The constants of a grid of n tokens are (H, n, n), so copies for each block would be most of a graph for large
+    images.
+    Requires: folded biases.
     Ensures: no two attentions of a stage hold equal constants in different tensors.
     """
     changed = []
@@ -196,8 +194,6 @@ def join_rows(model: nn.Module) -> tuple[str, ...]:
     """Move the rows and columns of decomposed attention into the batch, for fused kernels with four dimensions.
 
     Scores (B, h, H, w, w)  →  (B·h, H, w, w), and (B, w, H, h, h)  →  (B·w, H, h, h). All rows have the same decay.
-
-    Ensures: the model computes the same products and sums in the same order.
     """
     changed = []
     for name, attention in _attentions(model):
@@ -209,10 +205,7 @@ def join_rows(model: nn.Module) -> tuple[str, ...]:
 
 @torch.no_grad()
 def merge_token_weight(model: nn.Module) -> tuple[str, ...]:
-    """Merge the weight of the token head into the head: ½ · max(W x + b)  →  max(½ W x + ½ b), bit for bit.
-
-    Ensures: the logits are the sum of the logits of the head and of the largest logits of the token head.
-    """
+    """Merge the weight of the token head into the head: ½ · max(W x + b)  →  max(½ W x + ½ b), bit for bit."""
     if not isinstance(model, RMT) or model.token_head is None or model.token_weight == 1:
         return ()
     for tensor in (model.token_head.weight, model.token_head.bias):
@@ -232,7 +225,6 @@ def _scales(part: TokenAttention) -> list[tuple[str, Scale]]:
 
 
 def _stacked(name: str, attention: ManhattanAttention) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of the linear layer that computes Q, K and V."""
     if not isinstance(attention.qkv, nn.Linear):
         raise FoldError(
             f"{name}: expected a single linear layer for Q, K and V; run this pass before the engine passes"

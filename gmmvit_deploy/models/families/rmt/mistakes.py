@@ -18,10 +18,8 @@ from gmmvit_deploy.models.families.rmt.model import (
     RMTMlp,
     Stage,
 )
-from gmmvit_deploy.models.layers.batch_norm import BatchNorm
+from gmmvit_deploy.models.layers.blocks import with_other_epsilon
 from gmmvit_deploy.models.layers.model import Model
-
-_EPSILON = 1e-3  # the default of another framework
 
 
 def _rotation_left_out(model: Model) -> bool:
@@ -52,7 +50,6 @@ def _columns_first(model: Model) -> bool:
 
 
 def _other_release(model: Model) -> bool:
-    """Leave rotation and convolution of the MLP out of a network of 2024; rotate Q and K in a network of 2023."""
     return _rotated_by_formula(model) or _without_parts_of_2024(model)
 
 
@@ -73,13 +70,6 @@ def _rotated_by_formula(model: Model) -> bool:
         attention = _first_attention(stage)
         stage.rotation = PairRotation(attention.out.in_features // _heads(stage), attention.token_shape())
     return True
-
-
-def _batch_norm_epsilon(model: Model) -> bool:
-    norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
-    for norm in norms:
-        norm.eps = _EPSILON
-    return bool(norms)
 
 
 def _stages(model: nn.Module) -> Iterator[Stage]:
@@ -142,5 +132,5 @@ MISTAKES: tuple[Mistake, ...] = (
     ("rotary position embedding of halves of a head in place of pairs", _halves_rotated),
     ("rotary position embedding with positions counted column by column", _columns_first),
     ("the network of another release: 2023 for 2024, or 2024 for 2023", _other_release),
-    ("BatchNorm with an epsilon of 1e-3", _batch_norm_epsilon),
+    ("BatchNorm with an epsilon of 1e-3", with_other_epsilon),
 )

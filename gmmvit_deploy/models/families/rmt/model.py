@@ -35,13 +35,13 @@ from torch import Tensor, nn
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.rmt.spec import RMTSpec
 from gmmvit_deploy.models.layers.attention import heads_of, projected
-from gmmvit_deploy.models.layers.batch_norm import BatchNorm
+from gmmvit_deploy.models.layers.blocks import BatchNorm
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.biases import ManhattanDecay, retention_decays
-from gmmvit_deploy.models.scores.grids import Grid, rows_and_columns
 from gmmvit_deploy.models.scores.scales import Scale
+from gmmvit_deploy.models.scores.step import Grid, rows_and_columns
 
 _LOCAL_KERNEL = 5
 _LAYER_NORM_EPS = 1e-6
@@ -49,7 +49,7 @@ _AUXILIARY_WEIGHT = 0.5  # of the logits of the token head; the paper authors' c
 
 
 class NormedConvolution(nn.Module):
-    """A 3×3 convolution with padding 1, then BatchNorm.  ``norm`` is None after folding.
+    """A 3×3 convolution with padding 1, then BatchNorm, which is None after folding.
 
     forward: (B, channels, height, width) → (B, D, ⌈height/stride⌉, ⌈width/stride⌉).
     """
@@ -65,10 +65,7 @@ class NormedConvolution(nn.Module):
 
 
 class NormedLinear(nn.Module):
-    """A linear layer, then BatchNorm over its outputs.  ``norm`` is None after folding.
-
-    forward: (B, h, w, D) → (B, h, w, P).
-    """
+    """A linear layer, then BatchNorm over its outputs, which is None after folding."""
 
     def __init__(self, dim: int, out: int) -> None:
         super().__init__()
@@ -81,10 +78,7 @@ class NormedLinear(nn.Module):
 
 
 class GridConvolution(nn.Module):
-    """A depthwise convolution on a grid of tokens, with the padding that keeps the size of the grid.
-
-    adds_input: True if the output is x + convolution(x). Folding adds 1 to the centre of each kernel instead.
-    """
+    """A depthwise convolution on a grid of tokens, which keeps its size.  adds_input: x + convolution(x)."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "residual"}
 
@@ -185,8 +179,7 @@ class FoldedRotation(nn.Module):
 class ManhattanAttention(nn.Module):
     """Attention of every token of a grid to all tokens of the grid.
 
-    forward: (B, h, w, D) → (B, h, w, D).  rotation: a module that rotates Q and K by the position of the token, or
-    None. All attentions of a stage have the same rotation, so the stage owns the module.
+    rotation: a module of the stage that rotates Q and K by the position of the token, or None.
     """
 
     stacked_projection: ClassVar[tuple[str, int]] = ("qkv", 3)
@@ -205,11 +198,10 @@ class ManhattanAttention(nn.Module):
         self.tokens = TokenAttention(heads, head_dim, self.grid)
 
     def attentions(self) -> tuple[TokenAttention, ...]:
-        """Return the attentions between tokens, in the order in which they run."""
         return (self.tokens,)
 
     def token_shape(self) -> tuple[int, ...]:
-        """Return the dimensions of the tokens in Q, K and V: (n,)."""
+        """Return the dimensions of the tokens in Q, K and V: (n,) or (h, w)."""
         return (math.prod(self.grid),)
 
     def forward(self, x: Float[Tensor, "batch h w dim"], rotation: nn.Module | None) -> Float[Tensor, "batch h w dim"]:
@@ -226,7 +218,6 @@ class DecomposedAttention(ManhattanAttention):
     """Attention within each row of a grid, then, with the same Q and K, within each column.
 
     joined: True after `folding.join_rows`, which moves rows and columns into the batch.
-    forward: (B, h, w, D) → (B, h, w, D).
     """
 
     joined = False
@@ -240,7 +231,6 @@ class DecomposedAttention(ManhattanAttention):
         return self.rows, self.columns
 
     def token_shape(self) -> tuple[int, ...]:
-        """Return the dimensions of the tokens in Q, K and V: (h, w)."""
         return self.grid
 
     def forward(self, x: Float[Tensor, "batch h w dim"], rotation: nn.Module | None) -> Float[Tensor, "batch h w dim"]:
@@ -317,7 +307,7 @@ class RMTMlp(nn.Module):
 
 
 class RMTBlock(nn.Module):
-    """A block of a stage, as in the formulas of this module.  stage: the number of the stage, counted from 0.
+    """A block of a stage, as in the formulas of this module.
 
     attention_scale, mlp_scale: γ₁ and γ₂, or None in a block without LayerScale and after folding.
     """
@@ -398,7 +388,6 @@ class Projection(nn.Module):
 class RMT(Model):
     """RMT of any release.
 
-    projection: None in the release of 2023.
     norm: the BatchNorm before the head of the release of 2023; None in the other releases, and after folding.
     token_head: the head on every position in the release with token labels, otherwise None.
     """

@@ -21,8 +21,7 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.rmt.spec import IMAGE_SIZE, PRESETS, Release, RMTSpec, preset_named
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
-from gmmvit_deploy.models.sources.recorded_preset import recorded_preset
-from gmmvit_deploy.models.sources.shapes import Shapes, field_differences, infer_heads
+from gmmvit_deploy.models.sources.shapes import Shapes, field_differences, infer_heads, recorded_preset
 from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, tensors_of_layers
 from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
 
@@ -34,16 +33,10 @@ _BOTH = ("weight", "bias")
 _BATCH_NORM = (*_BOTH, "running_mean", "running_var")
 _STEM = tuple((f"stem.convolutions.{index}", f"patch_embed.proj.{3 * index}") for index in range(4))
 _FIRST = "patch_embed.proj.0.weight"
-_NOT_COMPARED = {"image_size", "classes", "mask"}
-"""Fields of a spec that are not compared with the preset that a file names.
-
-image_size: no tensor shows the side.  classes: a network is often trained again for other classes.
-mask: every RMT has the decay.
-"""
+_NOT_COMPARED = {"image_size", "classes", "mask"}  # with the preset that a file names
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> RMTSpec:
-    """Infer the spec from names and shapes, and from the options or the preset what no tensor shows."""
     sizes = _sizes(shapes, hints)
     source, stages = shapes.source, len(sizes["depths"])
     given = hints.decomposed_stages
@@ -103,10 +96,7 @@ def _sizes(shapes: Shapes, hints: LoadHints) -> dict[str, Any]:
 
 
 def _counted(shapes: Shapes, pattern: str, tensor: str) -> int:
-    """Return the number of stages or blocks that the names count from 0, and check that each has ``tensor``.
-
-    tensor: the name of a tensor of each stage or block, with {} in place of the number.
-    """
+    """Return the number of stages or blocks that the names count from 0; each must have ``tensor``, with its number."""
     count = shapes.count(pattern)
     for number in range(max(count, 1)):  # ends at the first missing number, however large the count is
         if tensor.format(number) not in shapes:
@@ -138,10 +128,7 @@ def _release(shapes: Shapes, depths: list[int]) -> Release:
 
 
 def _preset(shapes: Shapes, hints: LoadHints, sizes: Mapping[str, Any]) -> tuple[RMTSpec | None, str, str]:
-    """Return (preset, where its name comes from, reason why there is no preset).
-
-    A preset that the user names is compared with the file by the loader.
-    """
+    """Return (preset, where its name comes from, reason why there is no preset)."""
     classes = sizes["classes"]
     if hints.preset is not None:
         return PRESETS[hints.preset](classes, IMAGE_SIZE, MaskSpec()), f"--preset {hints.preset}", ""
@@ -169,7 +156,6 @@ def _trained_at_preset_size(shapes: Shapes) -> bool:
 
 
 def _unknown(shapes: Shapes, image_size: int | None, stages: tuple[int, ...] | None, reason: str) -> CheckpointError:
-    """Return the error for a file whose image size or decomposed stages are unknown."""
     missing, options, stages_words = [], [], ""
     if image_size is None:
         missing.append("the side of the images")
@@ -189,7 +175,6 @@ def _unknown(shapes: Shapes, image_size: int | None, stages: tuple[int, ...] | N
 
 
 def taken_from(shapes: Shapes, hints: LoadHints, spec: RMTSpec) -> dict[str, str]:
-    """Return where the side of the images and the decomposed stages come from, if no option states them."""
     _, where, _ = _preset(shapes, hints, _sizes(shapes, hints))
     given = {"image_size": hints.image_size, "decomposed_stages": hints.decomposed_stages}
     return {name: where for name, value in given.items() if value is None}
@@ -218,7 +203,6 @@ def tensor_origins(spec: RMTSpec) -> TensorOrigins:
 
 
 def _next(layer: str) -> str:
-    """Return the name of the layer after this layer of the stem."""
     stem, _, number = layer.rpartition(".")
     return f"{stem}.{int(number) + 1}"
 
@@ -279,7 +263,6 @@ def known_unused(spec: RMTSpec) -> dict[str, str]:
 
 
 def known_images(shapes: Shapes, hints: LoadHints, spec: RMTSpec) -> KnownImages:
-    """Return the mean and the std of the images, if the options of the training script state both."""
     mean, std = (_numbers(shapes.record.args.get(name), spec.channels) for name in ("mean", "std"))
     if not mean or not std or min(std) <= 0:
         return KnownImages()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, TypeAlias, get_args
 
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec, require, require_counts, require_stages
@@ -95,10 +96,10 @@ class RMTSpec(ModelSpec):
 
     @property
     def constant_bytes(self) -> int:
-        """The bytes of the float32 constants that depend on the image size: decays by block, rotations by stage.
+        """The bytes of the float32 constants that depend on the image size.
 
-        whole stage: (H, n, n) for n tokens, by block.  decomposed stage: twice (H, side, side), by block.
-        rotation: cos and sin, each (n, D).
+        Decays of a block: (H, n, n) for n tokens, or twice (H, side, side) in a decomposed stage.
+        Rotation of a stage: cos and sin, each (n, D).
         """
         values = 0
         for stage, side in enumerate(self.grids):
@@ -167,31 +168,21 @@ def _spec(size: _Size, release: Release, classes: int, image_size: int, mask: Ma
 
 
 def preset_named(name: str, release: Release, *, classes: int) -> RMTSpec | None:
-    """Return the preset of a release for `IMAGE_SIZE`, by the name of its function in the paper authors' code.
-
-    Returns None if the authors' code has no function with this name.
-    """
+    """Return the preset for `IMAGE_SIZE` by the name of its function in the authors' code, or None for another name."""
     size = _NAMED.get(name)
     return None if size is None else _spec(size, release, classes, IMAGE_SIZE, MaskSpec())
 
 
-def _preset(size: _Size, release: Release) -> Callable[[int, int, MaskSpec], RMTSpec]:
-    def build(classes: int, image_size: int, mask: MaskSpec) -> RMTSpec:
-        return _spec(size, release, classes, image_size, mask)
-
-    return build
-
-
 PRESETS: Mapping[str, Callable[[int, int, MaskSpec], RMTSpec]] = {
-    "RMT_T3": _preset(_T, "2024"),
-    "RMT_S": _preset(_S, "2024"),
-    "RMT_M2": _preset(_B, "2024"),
-    "RMT_L6": _preset(_L, "2024"),
-    "RMT_T": _preset(_T, "2023"),
-    "RMT_S_2023": _preset(_S, "2023"),
-    "RMT_B": _preset(_B, "2023"),
-    "RMT_L": _preset(_L, "2023"),
-    "RMT_S_token_label": _preset(_S, "token_label"),
-    "RMT_M2_token_label": _preset(_B, "token_label"),
-    "RMT_L6_token_label": _preset(_L, "token_label"),
+    "RMT_T3": partial(_spec, _T, "2024"),
+    "RMT_S": partial(_spec, _S, "2024"),
+    "RMT_M2": partial(_spec, _B, "2024"),
+    "RMT_L6": partial(_spec, _L, "2024"),
+    "RMT_T": partial(_spec, _T, "2023"),
+    "RMT_S_2023": partial(_spec, _S, "2023"),
+    "RMT_B": partial(_spec, _B, "2023"),
+    "RMT_L": partial(_spec, _L, "2023"),
+    "RMT_S_token_label": partial(_spec, _S, "token_label"),
+    "RMT_M2_token_label": partial(_spec, _B, "token_label"),
+    "RMT_L6_token_label": partial(_spec, _L, "token_label"),
 }

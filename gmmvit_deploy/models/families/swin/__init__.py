@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gmmvit_deploy.models.families.family import Family, Network, Windows
+from gmmvit_deploy.models.families.family import Family, Network, Windows, stage_blocks
 from gmmvit_deploy.models.families.swin.released import RELEASED, SPT_LSA
 from gmmvit_deploy.models.families.swin.spec import PRESETS, SwinSpec
 from gmmvit_deploy.models.specs import MaskSpec
@@ -36,12 +36,7 @@ def _variants() -> Mapping[str, SwinSpec]:
 
 
 def _blocks(spec: SwinSpec) -> tuple[str, ...]:
-    names = ["patch_embedding"]
-    for stage, depth in enumerate(spec.depths):
-        names += [f"stages.{stage}.blocks.{block}" for block in range(depth)]
-        if stage < len(spec.depths) - 1:
-            names.append(f"stages.{stage}.merge")
-    return tuple(names)
+    return stage_blocks(spec.depths, between="stages.{}.merge")
 
 
 def _windows(spec: SwinSpec) -> Mapping[str, Windows]:

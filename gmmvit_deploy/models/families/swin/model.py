@@ -8,7 +8,7 @@ logits = head(mean over tokens of norm(x))
 M is the Gaussian mixture mask of a window, d is the head dim, and D is the width of the stage. The shift mask is −100
 for two tokens that are in the same window only because of the shift, otherwise 0.
 
-SPT replaces the patch convolution and its norm, and the norm and projection between stages (`layers.shifted_patches`).
+SPT replaces the patch convolution and its norm, and the norm and projection between stages (`layers.patches`).
 LSA replaces d^(−1/2) by a learned temperature of each head, and masks the diagonal of the scores after the biases.
 """
 
@@ -27,8 +27,8 @@ from gmmvit_deploy.models.families.swin.spec import SwinSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention
 from gmmvit_deploy.models.layers.blocks import Mlp, layer_norm
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.patches import ShiftedMerging, image_patches
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.layers.shifted_patches import ShiftedMerging, ShiftedPatches
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.biases import WindowBias, relative_position_index, shift_mask
 from gmmvit_deploy.models.scores.locality import locality_scores
@@ -106,7 +106,7 @@ def shifted_windows(grid: int, window: int, shift: int) -> Int[Tensor, " places"
 class PatchMerging(nn.Module):
     """Concatenate each 2×2 group of tokens, then apply LayerNorm (width 4D) and a linear layer to width 2D.
 
-    The tokens of a group are concatenated in the order (even row, even column), (odd, even), (even, odd), (odd, odd).
+    The order in a group is (even row, even column), (odd, even), (even, odd), (odd, odd).
     """
 
     def __init__(self, grid: int, dim: int) -> None:
@@ -149,12 +149,7 @@ class Swin(Model):
     def __init__(self, spec: SwinSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.patch_embedding: nn.Module
-        if spec.spt:
-            self.patch_embedding = ShiftedPatches(spec.patch_size, spec.dim, channels=spec.channels)
-        else:
-            convolution = nn.Conv2d(spec.channels, spec.dim, spec.patch_size, stride=spec.patch_size)
-            self.patch_embedding = with_role(convolution, "embedding")
+        self.patch_embedding = image_patches(spec)
         self.patch_norm = None if spec.spt else layer_norm(spec.dim)
         self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.grids[0] ** 2, spec.dim))
         self.stages = nn.ModuleList(Stage(spec, stage) for stage in range(len(spec.depths)))
@@ -180,9 +175,9 @@ def join_windows(model: nn.Module) -> tuple[str, ...]:
 
     Scores (B, W, H, n, n)  →  (B·W, H, n, n), or (B, W·H, n, n) if a step on the scores differs between windows.
 
-    Requires: every step on the scores is folded, which means replaced by a constant.
-    Ensures: the model computes the same products and sums in the same order. If windows become heads, each constant is
-    repeated for each window, so that no constant is broadcast over windows; head h of window w gets the index w·H + h.
+    Requires: every step on the scores is folded.
+    Ensures: the same products and sums in the same order. If windows become heads, each constant is repeated for each
+    window, so that no constant is broadcast over windows; head h of window w gets the index w·H + h.
     """
     changed = []
     for name, block in model.named_modules():

@@ -1,6 +1,4 @@
-"""Swin checkpoints of the paper authors' released training code: the names of the tensors, and how to infer the spec.
-
-The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""Swin checkpoints of the released codes (`sources.released`): the names of the tensors, and how to infer the spec.
 
 patch_embed.{proj,norm}, absolute_pos_embed
 layers.{s}.blocks.{b}         norm1, attn.{qkv,proj}, attn.relative_position_{bias_table,index},
@@ -9,7 +7,7 @@ layers.{s}.downsample         norm, reduction
 norm, head
 mask                          a second copy of the base mask of a window, which the network never reads
 
-Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+The code of SPT and LSA writes the same names, and
 
 patch_embed.merging.{1,2}             with SPT: LayerNorm and linear layer, in place of patch_embed.{proj,norm}
 layers.{s}.downsample.merging.{1,2}   with SPT: LayerNorm and linear layer, in place of norm and reduction
@@ -23,23 +21,18 @@ from dataclasses import replace
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.swin.spec import PRESETS, SwinSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.released import mask_names, released_source
-from gmmvit_deploy.models.sources.shapes import (
-    Shapes,
-    exact_root,
-    infer_heads,
-    infer_mask,
-    mask_heads,
-)
-from gmmvit_deploy.models.sources.source import tensors_of_layers
-from gmmvit_deploy.models.sources.spt_lsa import (
+from gmmvit_deploy.models.sources.released import (
     PLAIN_FILES,
+    VIEWS,
     has_shifted,
+    mask_names,
+    released_source,
     shifted_names,
-    shifted_patch,
     spt_lsa_source,
     temperature_heads,
 )
+from gmmvit_deploy.models.sources.shapes import Shapes, exact_root, infer_heads, infer_mask, mask_heads
+from gmmvit_deploy.models.sources.source import BLOCK_OF_TIMM, tensors_of_layers
 
 _SHIFTED = "patch_embed.merging"
 _TEMPERATURE = r"layers\.\d+\.blocks\.\d+\.attn\.scale$"
@@ -53,18 +46,10 @@ def released_names(spec: SwinSpec) -> dict[str, str]:
         names |= shifted_names("patch_embedding", _SHIFTED)
     else:
         pairs |= {"patch_embedding": "patch_embed.proj", "patch_norm": "patch_embed.norm"}
-    inside = {
-        "attention_norm": "norm1",
-        "attention.qkv": "attn.qkv",
-        "attention.out": "attn.proj",
-        "mlp_norm": "norm2",
-        "mlp.0": "mlp.fc1",
-        "mlp.2": "mlp.fc2",
-    }
     for s, depth in enumerate(spec.depths):
         for b in range(depth):
             ours, theirs = f"stages.{s}.blocks.{b}", f"layers.{s}.blocks.{b}"
-            pairs |= {f"{ours}.{a}": f"{theirs}.{z}" for a, z in inside.items()}
+            pairs |= {f"{ours}.{a}": f"{theirs}.{z}" for a, z in BLOCK_OF_TIMM.items()}
             scores = f"{ours}.attention.scores"
             names[f"{scores}.before.bias.table"] = f"{theirs}.attn.relative_position_bias_table"
             names[f"{scores}.before.bias.index"] = f"{theirs}.attn.relative_position_index"
@@ -86,11 +71,13 @@ def known_unused(spec: SwinSpec) -> dict[str, str]:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
-    """Infer the spec from names and shapes.  The number of heads follows from the relative position bias tables."""
+    """Infer the spec.  The number of heads follows from the relative position bias tables."""
     source = shapes.source
     spt = has_shifted(shapes, _SHIFTED)
     dim, patch_size, channels = (
-        shifted_patch(shapes, _SHIFTED) if spt else shapes.convolution_patch("patch_embed.proj.weight")
+        shapes.linear_patch(f"{_SHIFTED}.2.weight", views=VIEWS)
+        if spt
+        else shapes.convolution_patch("patch_embed.proj.weight")
     )
     grid = shapes.grid(shapes.of("absolute_pos_embed", rank=3)[1], where="absolute_pos_embed")
     stages = shapes.count(r"layers\.(\d+)\.blocks\.")

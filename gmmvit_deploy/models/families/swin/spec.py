@@ -1,7 +1,4 @@
-"""Spec of a Swin, and the presets: architectures that the paper authors' released code names.
-
-The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
-"""
+"""Spec of a Swin, and the presets: architectures that the released code of the masks names."""
 
 from __future__ import annotations
 
@@ -24,11 +21,10 @@ from gmmvit_deploy.models.specs import (
 class SwinSpec(ModelSpec):
     """Swin: attention within windows that shift in blocks with an odd index; each later stage halves the grid.
 
-    patch_size: the side of a patch in pixels.  window: the number of tokens along a side of a window.
+    window: the number of tokens along a side of a window.
     dim: the width of the first stage; the width doubles from stage to stage.
     depths, heads, mlp_dims: the number of blocks, the number of heads and the mlp width of each stage.
-    spt: True for shifted patch tokenisation in place of the patch convolution, its norm, and the patch merging.
-    lsa: True for locality self-attention: learned temperatures, and no token attends to itself.
+    spt, lsa: True for shifted patch tokenisation, and for locality self-attention, as in the formulas of the model.
     """
 
     family: ClassVar[str] = "swin"
@@ -70,11 +66,7 @@ class SwinSpec(ModelSpec):
         return tuple(self.dim << stage for stage in range(len(self.depths)))
 
     def shift(self, stage: int, block: int) -> int:
-        """Return the number of tokens by which a block rolls the grid of tokens.
-
-        The number is half the side of a window if the block has an odd index and the stage has several windows,
-        otherwise 0.
-        """
+        """Return by how many tokens a block with an odd index rolls the grid, if its stage has several windows."""
         return self.window // 2 if block % 2 and self.grids[stage] > self.window else 0
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gmmvit_deploy.models.families.family import Family, LastBlock, Network
+from gmmvit_deploy.models.families.family import Family, LastBlock, Network, last_of_blocks
 from gmmvit_deploy.models.families.t2t.released import RELEASED, SPT_LSA
 from gmmvit_deploy.models.families.t2t.spec import PRESETS, T2TSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
 
 def _network() -> Network:
-    from gmmvit_deploy.models.families.t2t import model
+    from gmmvit_deploy.models.families.t2t.model import T2T, drop_unused
+    from gmmvit_deploy.models.layers.patches import unfold_as_convolution
 
-    return Network(build=model.T2T, folding_passes=(model.unfold_as_convolution, model.drop_unused))
+    return Network(build=T2T, folding_passes=(unfold_as_convolution, drop_unused))
 
 
 def _small(mask: MaskSpec) -> T2TSpec:
@@ -44,10 +45,7 @@ def _blocks(spec: T2TSpec) -> tuple[str, ...]:
 
 
 def _last_block(spec: T2TSpec) -> LastBlock | None:
-    """Return the last block of a network that reads the class token.  Without one, a norm precedes the mean."""
-    if not spec.class_token:
-        return None
-    return LastBlock(name=f"blocks.{spec.depth - 1}", reads="first", tokens=spec.tokens)
+    return last_of_blocks(spec) if spec.class_token else None  # without a class token, a norm precedes the mean
 
 
 T2T = Family(

@@ -13,7 +13,7 @@ The released code of SPT and LSA has another T2T: a class token stands before th
 
     logits = head(norm(x)[class token])
 
-SPT: the first unfold reads the image and four copies, shifted by a pixel (`layers.shifted_patches`). LSA: the steps of
+SPT: the first unfold reads the image and four copies, shifted by a pixel (`layers.patches`). LSA: the steps of
 `scores.locality` in all attentions. In ViT blocks with a single head, V is added in place of y.
 """
 
@@ -31,10 +31,9 @@ from gmmvit_deploy.models.families.t2t.spec import T2TSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of, projected
 from gmmvit_deploy.models.layers.blocks import Block, Mlp, layer_norm
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.patches import ShiftedViews, Unfold
+from gmmvit_deploy.models.layers.positions import sinusoidal_positions
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.layers.shifted_patches import ShiftedViews
-from gmmvit_deploy.models.layers.sinusoids import sinusoidal_positions
-from gmmvit_deploy.models.layers.unfolding import Unfold, unfolds_as_convolutions
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import mask_from_spec
@@ -109,7 +108,7 @@ class T2T(Model):
     def __init__(self, spec: T2TSpec) -> None:
         super().__init__()
         self.spec = spec
-        channels = [spec.views] + [spec.token_dim] * spec.token_layers
+        channels = self.unfolded_channels
         self.views = ShiftedViews(1) if spec.spt else None
         self.unfolds = nn.ModuleList(Unfold(_SIDE, stride=2, padding=1) for _ in channels)
         self.token_transformers = nn.ModuleList(
@@ -127,7 +126,7 @@ class T2T(Model):
         self.blocks = nn.ModuleList(T2TBlock(spec) for _ in range(spec.depth))
         self.norm = layer_norm(spec.dim)
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
-        # The released model stores these trainable parameters but never reads these parameters.
+        # The released model stores these parameters but never reads them.
         self.unused = nn.ParameterDict(
             {
                 **({} if spec.class_token else {"class_token": torch.zeros(1, 1, spec.dim)}),
@@ -135,6 +134,11 @@ class T2T(Model):
                 "token_norm_bias": torch.zeros(_PATCH * spec.token_dim),
             }
         )
+
+    @property
+    def unfolded_channels(self) -> tuple[int, ...]:
+        """The number of channels of the lattice that each entry of ``unfolds`` reads."""
+        return (self.spec.views, *[self.spec.token_dim] * self.spec.token_layers)
 
     def logits_and_features(
         self, images: Float[Tensor, "batch channels side side"]
@@ -167,24 +171,8 @@ def _block_scores(spec: T2TSpec) -> AttentionScores:
     return scaled_scores(spec.head_dim**-0.5, mask=mask_from_spec(spec.mask, heads=spec.heads, grid=spec.grids[-1]))
 
 
-def unfold_as_convolution(model: nn.Module) -> tuple[str, ...]:
-    """Replace each `Unfold` by a convolution with one-hot filters, which computes the same values bit for bit.
-
-    out[b, (i, j), (c, r, s)] = x[b, c, 2i+r−1, 2j+s−1]
-    """
-    if not isinstance(model, T2T):
-        return ()
-    channels = [model.spec.views, *[model.spec.token_dim] * model.spec.token_layers]
-    return unfolds_as_convolutions("unfolds", model.unfolds, channels)
-
-
 def drop_unused(model: nn.Module) -> tuple[str, ...]:
-    """Remove the class token and the norm that the training code stores but the network never reads.
-
-    The T2T of the released code of SPT and LSA reads its class token, which stays.
-
-    Ensures: every remaining parameter of the model is read in the forward pass.
-    """
+    """Remove the norm, and in the code without SPT and LSA the class token, that the network stores but never reads."""
     if not isinstance(model, T2T) or model.unused is None:
         return ()
     names = tuple(f"unused.{name}" for name in model.unused)

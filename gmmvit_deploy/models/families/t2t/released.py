@@ -1,6 +1,4 @@
-"""T2T-ViT checkpoints of the paper authors' released training code: the tensor names, and how to infer the spec.
-
-The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""T2T-ViT checkpoints of the released codes (`sources.released`): the tensor names, and how to infer the spec.
 
 tokens_to_token.attention{1,2}       norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc1,fc2}
 tokens_to_token.attention{1,2}.mask  a second copy of the base mask, which the network never reads
@@ -12,7 +10,7 @@ blocks.{i}                           norm1, attn.{qkv,proj,mask}, norm2, mlp.{fc
 norm, head
 mask                                 a second copy of the base mask, which the network never reads
 
-Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+The code of SPT and LSA writes the same names, and
 
 pos_embed, cls_token                 the network reads the class token, which also has a position
 tokens_to_token.attention1           with SPT: five times as many inputs, for the image and four shifted copies
@@ -26,15 +24,16 @@ from dataclasses import replace
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.t2t.spec import PRESETS, T2TSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.released import mask_names, released_source
-from gmmvit_deploy.models.sources.shapes import (
-    Shapes,
-    exact_root,
-    infer_heads,
-    infer_mask,
+from gmmvit_deploy.models.sources.released import (
+    PLAIN_FILES,
+    VIEWS,
+    mask_names,
+    released_source,
+    spt_lsa_source,
+    temperature_heads,
 )
+from gmmvit_deploy.models.sources.shapes import Shapes, exact_root, infer_heads, infer_mask
 from gmmvit_deploy.models.sources.source import tensors_of_layers
-from gmmvit_deploy.models.sources.spt_lsa import PLAIN_FILES, VIEWS, spt_lsa_source, temperature_heads
 from gmmvit_deploy.models.specs import CHANNELS
 
 _TOKENS = "tokens_to_token"
@@ -64,10 +63,9 @@ def released_names(spec: T2TSpec) -> dict[str, str]:
 
 
 def known_unused(spec: T2TSpec) -> dict[str, str]:
-    unused = {"mask": "a second copy of the base mask, at the root of the file"}
     layers = [f"{_TOKENS}.attention{i + 1}" for i in range(spec.token_layers)]
-    unused |= {f"{layer}.mask": "a second copy of the token transformer's base mask" for layer in layers}
-    return unused
+    unused = {f"{layer}.mask": "a second copy of the token transformer's base mask" for layer in layers}
+    return {"mask": "a second copy of the base mask, at the root of the file", **unused}
 
 
 def _channels(shapes: Shapes) -> tuple[int, bool]:
@@ -88,10 +86,7 @@ def _channels(shapes: Shapes) -> tuple[int, bool]:
 
 
 def _grid(shapes: Shapes) -> tuple[int, bool]:
-    """Return (side of the grid of tokens, whether the network reads a class token).
-
-    A network that reads its class token has a position for the class token.
-    """
+    """Return (side of the grid of tokens, whether the network reads a class token, which then has a position)."""
     positions = shapes.of("pos_embed", rank=3)[1]
     if exact_root(positions) is None and exact_root(positions - 1) is not None:
         return shapes.grid(positions - 1, where="pos_embed without the class token"), True
@@ -110,7 +105,7 @@ def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
-    """Infer the spec from names and shapes.  The number of heads follows only from per-head masks."""
+    """Infer the spec.  The number of heads follows only from per-head masks and temperatures."""
     grid, class_token = _grid(shapes)
     token_layers = shapes.count(rf"{_TOKENS}\.attention(\d+)\.") - 1
     image_size = grid << (token_layers + 1)

@@ -1,7 +1,4 @@
-"""Spec of a T2T-ViT, and the presets: architectures that the paper authors' released code names.
-
-The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
-"""
+"""Spec of a T2T-ViT, and the presets: architectures that the released code of the masks names."""
 
 from __future__ import annotations
 
@@ -16,12 +13,10 @@ from gmmvit_deploy.models.specs import MaskSpec, ModelSpec, require, require_cou
 class T2TSpec(ModelSpec):
     """T2T-ViT: single-head token transformers on overlapping patches, followed by a ViT.
 
-    dim, depth, heads, head_dim, mlp_dim: the sizes of the ViT.
     token_layers: the number of token transformers.
     token_dim, token_mlp_dim: the output width and the mlp width of the token transformers.
     class_token: True if the head reads a class token, False if the head reads the mean of all tokens.
-    spt: True if the first token transformer reads the image and four shifted copies.
-    lsa: True for locality self-attention: learned temperatures, and no token attends to itself.
+    spt, lsa: True for shifted patch tokenisation, and for locality self-attention, as in the formulas of the model.
     """
 
     family: ClassVar[str] = "t2t"

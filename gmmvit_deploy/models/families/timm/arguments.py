@@ -67,9 +67,8 @@ class Positions:
 
 
 def positions_of(shapes: Shapes, architecture: str, model_args: Mapping[str, Any]) -> Positions | None:
-    """Return the position embeddings, or None if the file has none, or none that belong to the patches of a grid.
+    """Return the position embeddings, or None if the file has none that belong to the patches of a grid.
 
-    model_args: the arguments of ``timm.create_model``; their ``img_size`` is not read.
     A model that timm cannot build gives None too: the later comparison with all tensors says why.
     """
     from torch import Tensor
@@ -101,10 +100,8 @@ def positions_of(shapes: Shapes, architecture: str, model_args: Mapping[str, Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """The arguments of ``timm.create_model``.
+    """The arguments of ``timm.create_model``, with the numbers of classes and channels only if they are stated.
 
-    architecture: timm's name.  model_args: the arguments; the number of classes and the number of channels are among
-    the arguments only if the file or the user states these numbers.
     size: (height, width) of the images in pixels; None if the user, the file and the architecture state no size.
     size_from: where the size comes from, such as ``img_size of args``.
     cfg: timm's default configuration of the architecture.
@@ -123,11 +120,7 @@ def is_train_script(record: TrainingRecord) -> bool:
 
 
 def arguments_of(shapes: Shapes, hints: LoadHints) -> Arguments:
-    """Return the arguments for a file.
-
-    Errors: CheckpointError when no architecture is named, when an option contradicts the file, and when a value of the
-    file is not valid; SpecError when timm does not know the architecture, or an argument is refused.
-    """
+    """Return the arguments for a file; CheckpointError or SpecError for what is unknown, contradictory or refused."""
     record = shapes.record
     text, where = name_of(shapes, hints)
     architecture = architecture_from(text, where=where)
@@ -171,8 +164,7 @@ def _fitting(
 ) -> tuple[tuple[int, int] | None, str]:
     """Return the size that fits the position embeddings of the file, and where the size comes from.
 
-    The position embeddings replace only a size that is timm's default for the architecture. If they fit no square
-    image, the size stays, and the later comparison with all tensors says what differs.
+    They replace only timm's default size. If they fit no square image, the later comparison says what differs.
     """
     shown = positions.size
     if shown is None or (size is not None and positions.tokens_for(size) == positions.tokens):
@@ -207,10 +199,7 @@ def _with_dynamic_size(
 
 
 def name_of(shapes: Shapes, hints: LoadHints) -> tuple[str, str]:
-    """Return (name of the architecture, possibly with a tag; the option or the file that holds the name, for messages).
-
-    Errors: CheckpointError when neither the file nor the user names an architecture.
-    """
+    """Return (name of the architecture, possibly with a tag; the option or the file with it), or CheckpointError."""
     if hints.model is not None:
         return hints.model, "--model"
     record = shapes.record
@@ -226,10 +215,7 @@ def name_of(shapes: Shapes, hints: LoadHints) -> tuple[str, str]:
 
 
 def _stated_args(record: TrainingRecord, typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that the file states, without arguments that only training uses.
-
-    typed: the arguments of the user, which replace those of the file, also one that is no plain value.
-    """
+    """Return the arguments that the file states, without those of training.  typed: the user's, which replace them."""
     if record.config:
         config = record.config
         args: dict[str, Any] = {k: v for k, v in dict(config.get("model_args") or {}).items() if v is not None}
@@ -245,10 +231,9 @@ def _stated_args(record: TrainingRecord, typed: Mapping[str, Any]) -> dict[str, 
 
 
 def default_cfg(text: str) -> Mapping[str, Any]:
-    """Return timm's configuration for a name such as ``vit_base_patch16_224.dino``.
+    """Return timm's configuration for a name such as ``vit_base_patch16_224.dino``, or SpecError.
 
     The tag after the dot names the weights that training started from, with their own image size and preprocessing.
-    Errors: SpecError when timm has no configuration for the name, or no such tag.
     """
     timm, name = require_timm(), present_name(text)
     try:
@@ -262,7 +247,6 @@ def default_cfg(text: str) -> Mapping[str, Any]:
 
 
 def default_origin(text: str) -> str:
-    """Return the words for a value of `default_cfg`."""
     name, present = text.removeprefix("timm:"), present_name(text)
     return f"{_DEFAULT} {name}" + (f", now {present}" if present != name else "")
 
@@ -270,10 +254,9 @@ def default_origin(text: str) -> str:
 def _size(
     shapes: Shapes, hints: LoadHints, model_args: Mapping[str, Any], cfg: Mapping[str, Any]
 ) -> tuple[tuple[int, int] | None, str]:
-    """Return (height, width), and where they come from.
+    """Return (height, width), and where they come from: the user, else the file, else timm's default.
 
-    The size is the user's, else that in the file, else timm's default for the architecture. The default is used only if
-    the architecture has a fixed input size, or if the args of timm's train.py state no size, as in most trainings.
+    The default counts only if the architecture has a fixed input size, or if the args of timm's train.py state no size.
     """
     where, stated = _stated_size(shapes.record, hints, model_args)
     fixed = bool(cfg.get("fixed_input_size"))
@@ -315,12 +298,10 @@ def _stated_size(record: TrainingRecord, hints: LoadHints, model_args: Mapping[s
 
 
 def _last_two(value: Any) -> Any:
-    """Return (height, width) of (channels, height, width), and any other value unchanged."""
     return value[1:] if isinstance(value, list | tuple) and len(value) == 3 else value
 
 
 def _refuse_addresses(source: str, config: Mapping[str, Any]) -> None:
-    """Errors: CheckpointError when the configuration names a place from which timm would download weights."""
     stated = config.get("pretrained_cfg")
     for holder in (config, stated if isinstance(stated, dict) else {}):
         for name in ("url", "hf_hub_id", "hf_hub_filename", "file"):

@@ -57,7 +57,6 @@ _OPTIONS_OF_DINO = {"arch", "patch_size", "out_dim"}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
-    """Infer the spec from the record of the file, the tensors, and the user's options."""
     arguments = arguments_of(shapes, hints)
     model_args = dict(arguments.model_args)
     height, width = asked_size(shapes, arguments)
@@ -80,7 +79,6 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
 
 
 def taken_from(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> Mapping[str, str]:
-    """Return where the size of the images comes from."""
     return {"image_size": arguments_of(shapes, hints).size_from}
 
 
@@ -149,10 +147,7 @@ def _channels(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> int:
 
 
 def _classes(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> tuple[int, int]:
-    """Return (number of classes, argument ``num_classes`` of timm).
-
-    The result is (0, 0) for a backbone without a classifier, if only its features are needed.
-    """
+    """Return (number of classes, argument ``num_classes`` of timm): (0, 0) if only the features are needed."""
     if hints.head is not None:
         return _head_classes(shapes, hints, hints.head), 0
     classifier = arguments.cfg.get("classifier") or "head"
@@ -182,7 +177,6 @@ def _classes(shapes: Shapes, hints: LoadHints, arguments: Arguments) -> tuple[in
 
 
 def _head_classes(shapes: Shapes, hints: LoadHints, head: str) -> int:
-    """Return the number of classes of a linear head."""
     classes, features = shapes.of(f"{HEAD_FILE}.weight", rank=2)
     token = shapes.tensors.get("cls_token")
     if token is not None and token.dim() == 3:
@@ -219,10 +213,6 @@ def _file_name(name: str) -> str:
 
 
 def known_unused(spec: TimmSpec) -> Mapping[str, str]:
-    """Return a dict from name in the file to the reason, for tensors that the model does not read.
-
-    Older versions of timm stored buffers that timm now computes from the sizes of the model.
-    """
     from gmmvit_deploy.models.layers.shapes_only import shapes_only
 
     with shapes_only():
@@ -234,10 +224,7 @@ def known_unused(spec: TimmSpec) -> Mapping[str, str]:
 
 
 def known_interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation | None:
-    """Return the algorithm that resamples position embeddings in the code that wrote the file.
-
-    The options of the training script in the file show the code. The result is None if the options show no known code.
-    """
+    """Return the algorithm of the code that wrote the file, which the options of its training script show, or None."""
     options = shapes.record.args.keys()
     if shapes.record.config or is_train_script(shapes.record):
         return "timm"
@@ -247,10 +234,7 @@ def known_interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation | Non
 
 
 def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImages:
-    """Return the resize rule, crop_pct, mean, std and labels that the file states.
-
-    timm's train.py and ``config.json`` of a model folder state these values. train.py states no labels.
-    """
+    """Return what timm's train.py, which states no labels, or ``config.json`` of a model folder states."""
     record = shapes.record
     if record.config:
         stated = record.config.get("pretrained_cfg")
@@ -273,14 +257,12 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImage
 
 
 def _default_resize(shapes: Shapes, hints: LoadHints) -> str:
-    """Return the options for timm's default resize rule of the architecture, or an empty text."""
     resolved = _resolved(shapes.source, {}, default_cfg(name_of(shapes, hints)[0]))
     rule, crop_pct = f"{resolved['crop_mode']}-{resolved['interpolation']}", resolved["crop_pct"]
     return f"--resize {rule} --crop-pct {crop_pct:g}" if rule in RESIZE_RULES and crop_pct <= 1 else ""
 
 
 def _resolved(source: str, args: Mapping[str, Any], cfg: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the preprocessing that timm reads from these settings."""
     resolve: Any = require_timm().data.resolve_data_config
     try:
         resolved: Mapping[str, Any] = resolve(dict(args) or {"": None}, pretrained_cfg=dict(cfg))
@@ -295,10 +277,7 @@ def _resolved(source: str, args: Mapping[str, Any], cfg: Mapping[str, Any]) -> M
 def _from_data_config(
     source: str, channels: int, resolved: Mapping[str, Any], config: Mapping[str, Any]
 ) -> KnownImages:
-    """Return the preprocessing of a file as this package describes it.
-
-    resolved: the result of `_resolved`.  config: the values of ``config.json``, with the labels; empty without labels.
-    """
+    """Return the preprocessing ``resolved`` as this package describes it.  config: ``config.json``, with the labels."""
     interpolation = resolved["interpolation"]
     # During training, "random" chooses a filter for each image; timm evaluates such models with the bilinear filter.
     name = "bilinear" if interpolation == "random" else interpolation
@@ -329,7 +308,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _not_stated(source: str, field: str, expected: str, value: Any) -> CheckpointError:
-    """Return the error for a value of the preprocessing that the file states."""
     return CheckpointError(
         f"{source}: {field} of the preprocessing: expected {expected}, got {value!r}",
         hint=f"correct {field} in config.json; in a checkpoint of train.py, correct {field} in args and save the "
@@ -349,10 +327,8 @@ def with_present_names(shapes: Shapes, hints: LoadHints) -> dict[str, Tensor] | 
 
     layers.0.downsample → layers.1.downsample, head → head.fc       a Swin of timm before 0.9, or of Microsoft's code
 
-    timm's module of an architecture has a function ``checkpoint_filter_fn`` that gives the tensors of such files their
-    present names. It also resamples tensors of another image size, and drops some tensors; the result here does
-    neither: a tensor that the function drops or computes stays as it is in the file, for the later comparison of all
-    tensors with the network.
+    A tensor that the function ``checkpoint_filter_fn`` of timm's module drops, or resamples for another image size,
+    stays as it is in the file, for the later comparison of all tensors with the network.
     """
     from torch import Tensor
 
@@ -415,7 +391,6 @@ def _class_token(token: Tensor, positions: Tensor) -> Tensor:
 
 
 def _has_packed_mlp(spec: TimmSpec) -> bool:
-    """Return whether the mlp computes gate and values with a single linear layer."""
     import torch
 
     with torch.device("meta"):
@@ -431,7 +406,6 @@ def _dinov2_unused(spec: TimmSpec) -> Mapping[str, str]:
 
 
 def _dinov2_interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation:
-    """Return the algorithm that resamples position embeddings: timm's for a model with registers, else DINO's."""
     return "timm" if "register_tokens" in shapes else "dino"
 
 

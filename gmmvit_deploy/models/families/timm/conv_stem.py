@@ -11,6 +11,7 @@ the fused attention function (`layers.fused_call`). The tensors are the same und
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -23,9 +24,8 @@ _LAYER_NORM_EPS = 1e-6
 
 
 class ConvStem(nn.Module):
-    """Convolutions that divide the image into a grid of tokens.
+    """Convolutions from images (B, c, height, width) to tokens (B, rows · columns, D).
 
-    forward: images (B, c, height, width) → tokens (B, rows · columns, D).
     stem: (output channels, kernel size, stride) of each convolution.
     """
 
@@ -33,14 +33,14 @@ class ConvStem(nn.Module):
         super().__init__()
         self.convolutions = nn.ModuleList()
         self.norms = nn.ModuleList()
-        stride_product = 1
         for out, kernel, stride in stem:
             self.convolutions.append(nn.Conv2d(channels, out, kernel, stride, padding=(kernel - 1) // 2, bias=False))
             self.norms.append(nn.BatchNorm2d(out, eps=_BATCH_NORM_EPS))
-            channels, stride_product = out, stride_product * stride
+            channels = out
         self.last = nn.Conv2d(channels, dim, 1)
         self.img_size = image_size
-        self.grid_size = (image_size[0] // stride_product, image_size[1] // stride_product)
+        side = math.prod(stride for _, _, stride in stem)
+        self.grid_size = (image_size[0] // side, image_size[1] // side)
         self.num_patches = self.grid_size[0] * self.grid_size[1]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -62,17 +62,12 @@ def conv_stem_vit(model_args: Mapping[str, Any]) -> nn.Module:
 
     height, width = model_args["img_size"]
     stem = model_args.get("stem")
+    # With a stem, a patch embedding with the right grid stands in until the convolution stem replaces it.
+    side = math.prod(stride for _, _, stride in stem) if stem else model_args.get("patch_size", 1)
 
     def norm(dim: int, **kwargs: Any) -> nn.LayerNorm:
         return nn.LayerNorm(dim, eps=_LAYER_NORM_EPS, **kwargs)
 
-    extra: dict[str, Any] = {"patch_size": model_args.get("patch_size", 1)}
-    if stem:
-        # A stand-in with the right grid; the convolution stem replaces it below.
-        side = 1
-        for _, _, stride in stem:
-            side *= stride
-        extra = {"patch_size": side}
     network: nn.Module = VisionTransformer(
         img_size=(height, width),
         in_chans=model_args["in_chans"],
@@ -82,7 +77,7 @@ def conv_stem_vit(model_args: Mapping[str, Any]) -> nn.Module:
         num_heads=model_args["num_heads"],
         mlp_ratio=model_args["mlp_dim"] / model_args["embed_dim"],
         norm_layer=norm,
-        **extra,
+        patch_size=side,
     )
     if stem:
         network.patch_embed = ConvStem(model_args["in_chans"], stem, model_args["embed_dim"], (height, width))

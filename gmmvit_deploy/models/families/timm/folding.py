@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.layers.proofs import random_values
+from gmmvit_deploy.models.layers.fused_call import replace_methods
+from gmmvit_deploy.models.layers.proofs import merge_factor, random_values, tried
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.layers.subclasses import replace_methods
-from gmmvit_deploy.models.layers.tried_change import tried
 
 _TWO_TOKENS = ("VisionTransformerDistilled", "PoolingVisionTransformer")
 _ONE_VECTOR = ("LevitDistilled",)
@@ -112,11 +111,9 @@ def pooled_forward_head(original: type) -> dict[str, Any]:
 
 @torch.no_grad()
 def fuse_batch_norms(model: nn.Module) -> tuple[str, ...]:
-    """Merge each BatchNorm of torchvision's convolution stem into the convolution before it.
+    """Merge each BatchNorm of torchvision's convolution stem into its convolution; the exporter merges all others.
 
     W' = W·γ/√(v+ε),  b' = (b−m)·γ/√(v+ε) + β
-
-    The exporter merges the BatchNorms of other networks.
     """
     from gmmvit_deploy.models.families.timm.conv_stem import ConvStem
 
@@ -139,18 +136,9 @@ def merge_linear_layer_scale(model: Any) -> tuple[str, ...]:
     for path, block in model.network.named_modules():
         for scale_name, part_name, layer_name in (("ls1", "attn", "proj"), ("ls2", "mlp", "fc2")):
             scale, part = getattr(block, scale_name, None), getattr(block, part_name, None)
-            layer, gamma = getattr(part, layer_name, None), getattr(scale, "gamma", None)
-            if (
-                not isinstance(layer, nn.Linear)
-                or not isinstance(gamma, Tensor)
-                or gamma.shape != (layer.out_features,)
-            ):
-                continue
-            layer.weight.mul_(gamma[:, None])
-            if layer.bias is not None:
-                layer.bias.mul_(gamma)
-            setattr(block, scale_name, nn.Identity())
-            changed.append(f"network.{path}.{part_name}.{layer_name}")
+            if merge_factor(getattr(part, layer_name, None), getattr(scale, "gamma", None)):
+                setattr(block, scale_name, nn.Identity())
+                changed.append(f"network.{path}.{part_name}.{layer_name}")
     return tuple(changed)
 
 
@@ -158,8 +146,7 @@ def merge_linear_layer_scale(model: Any) -> tuple[str, ...]:
 def narrow_class_token_block(model: Any) -> tuple[str, ...]:
     """Compute the mlp of the last block only for the prefix tokens: class token, distillation token and registers.
 
-    Requires: a vision transformer of timm whose head reads no patches, without attention pooling and without a linear
-    head of DINO.
+    For a vision transformer of timm whose head reads no patches, without attention pooling and linear head of DINO.
     """
     network = model.network
     blocks = getattr(network, "blocks", None)

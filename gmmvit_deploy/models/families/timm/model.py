@@ -50,10 +50,7 @@ class LinearHead(nn.Module):
 
     @staticmethod
     def for_network(network: Any, *, blocks: int, average: bool, interleaved: bool, classes: int) -> LinearHead:
-        """Return a head with random weights.
-
-        Errors: SpecError when the network has no class token, or fewer blocks than ``blocks``.
-        """
+        """Return a head with random weights.  Errors: SpecError for a network without class token or too few blocks."""
         depth = len(getattr(network, "blocks", ()))
         if not hasattr(network, "get_intermediate_layers") or not getattr(network, "num_prefix_tokens", 0):
             raise SpecError(
@@ -82,10 +79,7 @@ class LinearHead(nn.Module):
 
 
 class TimmModel(AnsweredNetwork):
-    """A network of timm: a classifier, or a backbone without a classifier, whose spec has 0 classes.
-
-    forward: images (B, c, height, width), normalised, float32 → logits (B, C), or features (B, D).
-    """
+    """A network of timm: a classifier, or a backbone without a classifier, whose spec has 0 classes."""
 
     package: ClassVar[str] = "timm"
     spec: TimmSpec
@@ -124,7 +118,6 @@ class TimmModel(AnsweredNetwork):
         return (network.forward_head(tokens) if "logits" in self.outputs else None), features
 
     def classifier_heads(self) -> Iterator[tuple[str, nn.Linear]]:
-        """Yield (name, layer) of each linear layer that computes logits."""
         if self.linear_head is not None:
             yield "linear_head.linear", self.linear_head.get_submodule("linear")  # type: ignore[misc]
             return
@@ -147,16 +140,10 @@ class TimmModel(AnsweredNetwork):
 
 
 def block_names(spec: TimmSpec) -> tuple[str, ...]:
-    """Return the names of the blocks: the modules with an attention whose fused attention call gmmvit has replaced.
+    """Return the names of the `answered_blocks`, or without any those of timm's feature stages.
 
-    In such an attention, an `AnsweredAttention` computes the result of the call. If the network has no such attention,
-    return the names of timm's feature stages. The order of the names is that of registration, which in timm is the
-    order of execution.
+    Their order is that of registration, which in timm is the order of execution.
     """
-    import torch
-
-    from gmmvit_deploy.models.families.timm.model import TimmModel
-
     with torch.device("meta"):
         model = TimmModel(spec)
     names = answered_blocks(model)
@@ -168,11 +155,7 @@ def block_names(spec: TimmSpec) -> tuple[str, ...]:
 
 
 def windows_of(spec: TimmSpec) -> Mapping[str, Windows]:
-    """Return a dict from the name of a `MaskedAttention` to its windows, for attentions in Swin's square windows."""
-    import torch
-
-    from gmmvit_deploy.models.families.timm.model import TimmModel
-
+    """Return name of a `MaskedAttention` → its windows, for attentions in Swin's square windows."""
     if spec.mask.kind == "plain":
         return {}
     with torch.device("meta"):

@@ -77,9 +77,7 @@ def is_timm_name(text: object) -> bool:
 
 
 def architecture_from(text: str, *, where: str) -> str:
-    """Return the name of a registered architecture for ``text``, such as ``timm:test_vit`` or ``test_vit.r160_in1k``.
-
-    The result is timm's present name, without a tag.
+    """Return timm's present name, without a tag, for ``text`` such as ``timm:test_vit`` or ``test_vit.r160_in1k``.
 
     where: the file or the option that holds ``text``, for messages.
     Errors: SpecError when timm has no such architecture, or when the name would make timm download or read files.
@@ -140,11 +138,7 @@ def _words(text: str) -> list[str]:
 
 
 def refuse_arguments(arguments: Mapping[str, Any], *, where: str) -> None:
-    """Check the arguments of ``timm.create_model``.
-
-    Errors: SpecError when a refused argument has a true or non-empty value. `_REFUSED` lists the refused arguments;
-    arguments whose names begin with ``pretrained_`` are also refused.
-    """
+    """Errors: SpecError when an argument of `_REFUSED`, or ``pretrained_…``, has a true or non-empty value."""
     for name, value in arguments.items():
         if value and _refused(name):
             reason = _REFUSED.get(name, _REFUSED["pretrained"])
@@ -164,10 +158,7 @@ def _refused(name: str) -> bool:
 
 
 def network_from_spec(spec: TimmSpec) -> nn.Module:
-    """Build the network of a spec with random weights, in evaluation mode.
-
-    Errors: SpecError when timm has no such architecture or does not take the arguments.
-    """
+    """Build the network of a spec with random weights, in evaluation mode, or SpecError."""
     timm = require_timm()
     where = f"timm model {spec.architecture}"
     architecture_from(spec.architecture, where=where)

@@ -1,10 +1,14 @@
 """Build a model of timm again for another image size, and resample the tensors that depend on the size.
 
     pos_embed                     resampled on the new grid of patches (`layers.positions`), without the prefix tokens
-    relative_position_bias_table  resampled for the new window (`layers.bias_tables`), always by timm's function
-    masks                         kept if all windows keep their size, else computed again on the new grid, or refused
-                                  (`scores.resized_masks`)
+    relative_position_bias_table  resampled for the new window (`layers.positions`), always by timm's function
+    masks                         kept if all windows keep their size; else computed again on the new grid (closed-form
+                                  Gaussian mixture, Manhattan decay) or refused (stored base, elementwise mask)
     all other tensors             unchanged; a tensor whose shape depends on the image size is refused
+
+Masks measure distances in tokens. With the same sigma on a larger grid, a Gaussian covers as many tokens as before: the
+same number of pixels, but a smaller part of the image. The model was not trained with the new grid, so only accuracy on
+data shows whether the model still works.
 
 timm builds the network for the new size with the arguments of training, except ``img_size``. timm therefore also
 determines the size of the windows. The windows of BEiT are the grid of patches, and grow with the image. The windows of
@@ -24,10 +28,8 @@ from torch import nn
 from gmmvit_deploy.errors import InputError, SpecError
 from gmmvit_deploy.models.families.timm.network import network_from_spec
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
-from gmmvit_deploy.models.layers.bias_tables import resample_bias_table
-from gmmvit_deploy.models.layers.positions import Grid, resample_positions
+from gmmvit_deploy.models.layers.positions import Grid, resample_bias_table, resample_positions
 from gmmvit_deploy.models.layers.token_grids import placements
-from gmmvit_deploy.models.scores.resized_masks import check_mask_at_other_size
 from gmmvit_deploy.models.specs import INTERPOLATIONS, Interpolation, input_shape
 
 if TYPE_CHECKING:
@@ -37,8 +39,14 @@ if TYPE_CHECKING:
 
 
 _LEAVE_OUT = "leave --resize-to out; gmmvit then exports the model at the image size of the training"
-_POSITIONS = "pos_embed"
-_BIAS_TABLE = "relative_position_bias_table"
+_STORED = (
+    "the file stores the base mask of the training grid, whose small entries have underflowed to zero; a base mask of "
+    "another grid would be another network"
+)
+_ELEMENTWISE = (
+    "an elementwise learnable mask (ELM) has a trained weight for each pair of tokens of the training grid, and no "
+    "rule gives the weights of another grid"
+)
 
 
 @torch.no_grad()
@@ -46,14 +54,10 @@ def resized_model(model: TimmModel, size: tuple[int, int], interpolation: Interp
     """Return the model for images of another size, in evaluation mode.  ``model`` does not change.
 
     size: (height, width) in pixels.
-    interpolation: the algorithm for position embeddings. None if the algorithm is not known; then only a model without
-    position embeddings can be resized.
+    interpolation: the algorithm for position embeddings; None if it is not known, for a model without them.
     The spec of the result records the old size, and the algorithm if position embeddings were resampled.
-    Errors:
-        InputError: the mask belongs to the grid of training; patches do not cover the images; ``interpolation`` is None
-            and the model has position embeddings; the algorithm cannot resample the position embeddings; or another
-            tensor has a shape that depends on the image size, and the message names the tensor.
-        SpecError: timm cannot build or run the network at this size.
+    Errors: InputError for a mask, a position embedding or another tensor that no rule gives at this size, and for
+    patches that do not cover the images; SpecError when timm cannot build or run the network at this size.
     """
     spec = _spec_at(model.spec, size)
     _check_mask(model.spec, spec)
@@ -84,17 +88,16 @@ def _spec_at(spec: TimmSpec, size: tuple[int, int]) -> TimmSpec:
 
 
 def _check_mask(old: TimmSpec, new: TimmSpec) -> None:
-    """Check that the mask can be used at the new size.
-
-    A mask inside windows belongs to the grid of a window. If the size of every window stays the same, the mask does not
-    change.
-    """
-    if old.mask.kind != "plain" and _mask_grids(old) != _mask_grids(new):
-        check_mask_at_other_size(old.mask)
+    """Refuse a mask that belongs to the grid of training, unless the grids, such as windows, keep their size."""
+    mask = old.mask
+    no_rule = mask.kind == "elm" or (mask.kind == "gmm" and not mask.closed_form)
+    if no_rule and _mask_grids(old) != _mask_grids(new):
+        why = _ELEMENTWISE if mask.kind == "elm" else _STORED
+        raise InputError(f"the mask cannot be used at another image size: {why}", hint=_LEAVE_OUT)
 
 
 def _mask_grids(spec: TimmSpec) -> dict[str, tuple[Grid, int]]:
-    """Return a dict from the name of an attention to (grid of its tokens, number of prefix tokens)."""
+    """Return name of an attention → (grid of its tokens, number of prefix tokens)."""
     with torch.device("meta"):
         network = network_from_spec(spec)
     return {place.module: (place.grid, place.prefix) for place in placements(network, input_shape(spec))}
@@ -135,9 +138,8 @@ def _check_patches(network: nn.Module, size: tuple[int, int], *, old_size: tuple
 
 
 class _Resampling:
-    """Convert tensors of a network into the tensors of the same network for another image size.
+    """Convert tensors of a network of timm into those of the same network for another image size.
 
-    old, new: the two networks of timm.
     used: True after position embeddings were resampled.
     """
 
@@ -146,16 +148,12 @@ class _Resampling:
         self.used = False
 
     def tensor(self, name: str, tensor: Tensor, like: Tensor) -> Tensor:
-        """Return the tensor ``name`` for the new size.
-
-        name: the name in `TimmModel`.  like: a tensor of the expected shape.
-        Errors: InputError as for `resized_model`.
-        """
+        """Return the tensor ``name`` of `TimmModel` for the new size.  like: a tensor of the expected shape."""
         path, _, last = name.removeprefix("network.").rpartition(".")
         result = None
-        if last == _POSITIONS and name.startswith("network."):
+        if last == "pos_embed" and name.startswith("network."):
             result = self._positions(path, tensor, like)
-        elif last == _BIAS_TABLE:
+        elif last == "relative_position_bias_table":
             result = self._bias_table(path, tensor)
         result = tensor if result is None else result.to(tensor.dtype)
         if result.shape != like.shape:

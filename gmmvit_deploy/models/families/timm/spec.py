@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
@@ -12,6 +11,7 @@ from gmmvit_deploy.models.specs import (
     MaskKind,
     ModelSpec,
     interpolation_named,
+    plain_json,
     require,
     require_counts,
 )
@@ -24,9 +24,8 @@ CONV_STEM_VIT = "torchvision:VisionTransformer"
 class TimmSpec(ModelSpec):
     """A model that ``timm.create_model(architecture, **model_args)`` builds, or torchvision's ViT (`CONV_STEM_VIT`).
 
-    architecture: timm's name of the architecture, without a tag.
-    model_args: the arguments, as JSON values; timm's defaults apply to all other arguments.
-    image_width: the width of the images in pixels if it differs from the height, which is ``image_size``; else None.
+    architecture: timm's name, without a tag.  model_args: as JSON values; timm's defaults apply to all others.
+    image_width: the width of the images in pixels if it differs from the height, which is ``image_size``.
     head_blocks: the number of last blocks whose class tokens a linear head of DINO or DINOv2 reads; 0 without a linear
     head.  head_average: True if the linear head also reads the mean of the patches of the last block.
     head_interleaved: True if the features of class token and mean alternate, as in DINO's eval_linear.py.
@@ -50,11 +49,7 @@ class TimmSpec(ModelSpec):
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
         require(bool(self.architecture), "architecture: expected a name of timm, got an empty name")
-        try:
-            plain = json.loads(json.dumps(dict(self.model_args)))
-        except (TypeError, ValueError) as exc:
-            require(False, f"model_args: expected JSON values: {exc}")
-        object.__setattr__(self, "model_args", plain)
+        object.__setattr__(self, "model_args", plain_json(self.model_args, "model_args"))
         if self.image_width is not None:
             require_counts(self, "image_width")
         require(self.head_blocks >= 0, f"head_blocks: expected at least 0, got {self.head_blocks}")
@@ -70,10 +65,6 @@ class TimmSpec(ModelSpec):
         if self.interpolation is not None:
             interpolation_named(self.interpolation)
             require(self.resized_from is not None, "interpolation is only for a model that was resized")
-
-    @property
-    def image_shape(self) -> tuple[int, int]:
-        return (self.image_size, self.image_size if self.image_width is None else self.image_width)
 
     @property
     def resizing(self) -> str:

@@ -39,10 +39,20 @@ _IN_BLOCK = {
     "mlp.fc1": "mlp.0",
     "mlp.fc2": "mlp.3",
 }
+_OUTSIDE = {
+    r"patch_embed\.convolutions\.(\d+)\.": r"conv_proj.conv_bn_relu_\1.0.",
+    r"patch_embed\.norms\.(\d+)\.": r"conv_proj.conv_bn_relu_\1.1.",
+    r"patch_embed\.last\.": "conv_proj.conv_last.",
+    r"patch_embed\.proj\.": "conv_proj.",
+    r"norm\.": "encoder.ln.",
+    r"fc_norm\.pre_logits\.": "heads.pre_logits.",
+    r"head\.": "heads.head.",
+    "cls_token$": "class_token",
+    "pos_embed$": "encoder.pos_embedding",
+}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
-    """Infer the spec from the tensors and the user's ``num_heads`` and ``conv_stem_strides``."""
     source = shapes.source
     if unknown := set(hints.model_args) - set(_TYPED):
         raise CheckpointError(
@@ -122,14 +132,10 @@ def _file_name(name: str) -> str:
         if layer == "attn.qkv":
             return f"{start}.self_attention.in_proj_{part}"
         return f"{start}.{_IN_BLOCK[layer]}.{part}"
-    name = re.sub(r"^patch_embed\.convolutions\.(\d+)\.", r"conv_proj.conv_bn_relu_\1.0.", name)
-    name = re.sub(r"^patch_embed\.norms\.(\d+)\.", r"conv_proj.conv_bn_relu_\1.1.", name)
-    name = re.sub(r"^patch_embed\.last\.", "conv_proj.conv_last.", name)
-    name = re.sub(r"^patch_embed\.proj\.", "conv_proj.", name)
-    name = re.sub(r"^norm\.", "encoder.ln.", name)
-    name = re.sub(r"^fc_norm\.pre_logits\.", "heads.pre_logits.", name)
-    name = re.sub(r"^head\.", "heads.head.", name)
-    return {"cls_token": "class_token", "pos_embed": "encoder.pos_embedding"}.get(name, name)
+    for ours, theirs in _OUTSIDE.items():
+        if re.match(ours, name):
+            return re.sub(ours, theirs, name)
+    return name
 
 
 TORCHVISION_FILES = CheckpointSource(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from gmmvit_deploy.models.families.family import Family, LastBlock, Network
+from gmmvit_deploy.models.families.family import SMALL, Family, LastBlock, Network, last_of_blocks, plain_blocks
 from gmmvit_deploy.models.families.vit.released import RELEASED, SPT_LSA
 from gmmvit_deploy.models.families.vit.spec import PRESETS, ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
@@ -16,32 +16,15 @@ if TYPE_CHECKING:
 
 
 def _small(mask: MaskSpec) -> ViTSpec:
-    return ViTSpec(
-        image_size=16,
-        patch_size=4,
-        classes=5,
-        dim=32,
-        depth=2,
-        heads=2,
-        head_dim=16,
-        mlp_dim=48,
-        class_token=mask.kind == "plain",
-        mask=mask,
-    )
+    return ViTSpec(**SMALL, head_dim=16, class_token=mask.kind == "plain", mask=mask)
 
 
 def _variants() -> Mapping[str, ViTSpec]:
     return {"spt-lsa": replace(_small(MaskSpec()), spt=True, lsa=True)}
 
 
-def _blocks(spec: ViTSpec) -> tuple[str, ...]:
-    return ("patch_embedding", *(f"blocks.{block}" for block in range(spec.depth)))
-
-
 def _last_block(spec: ViTSpec) -> LastBlock:
-    return LastBlock(
-        name=f"blocks.{spec.depth - 1}", reads="first" if spec.pools_class_token else "mean", tokens=spec.tokens
-    )
+    return last_of_blocks(spec, "first" if spec.pools_class_token else "mean")
 
 
 def _other_pooling(model: Model) -> bool:
@@ -69,7 +52,7 @@ VIT = Family(
     mask_kinds=("plain", "gmm", "elm"),
     small=_small,
     variants=_variants,
-    blocks=_blocks,
+    blocks=plain_blocks,
     last_block=_last_block,
     default_resize="stretch-bilinear",
 )

@@ -6,7 +6,7 @@ logits = head(norm(mean of the tokens))                    without a class token
 logits = head(norm(class token))                           with a class token (plain models of the paper authors' code)
 logits = head(norm(mean of all tokens))                    with a class token that is pooled like a patch (vit-pytorch)
 
-SPT replaces the patch embedding (`layers.shifted_patches`), and LSA the steps on the scores (`scores.locality`).
+SPT replaces the patch embedding (`layers.patches`), and LSA the steps on the scores (`scores.locality`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
-from gmmvit_deploy.models.layers.blocks import Block, PatchEmbedding, layer_norm
+from gmmvit_deploy.models.layers.blocks import Block, layer_norm
 from gmmvit_deploy.models.layers.model import Model
+from gmmvit_deploy.models.layers.patches import PatchEmbedding, ShiftedPatches
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.layers.shifted_patches import ShiftedPatches
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import mask_from_spec

@@ -1,6 +1,4 @@
-"""ViT checkpoints of the paper authors' released training code: the names of the tensors, and how to infer the spec.
-
-The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".
+"""ViT checkpoints of the released codes (`sources.released`): the names of the tensors, and how to infer the spec.
 
 to_patch_embedding.1          linear layer on patches flattened in the order (row, column, channel)
 pos_embedding, cls_token      (1, N, D); the class token in plain models only
@@ -9,7 +7,7 @@ transformer.layers.{i}.1      norm, fn.net.0, fn.net.3
 mlp_head.0, mlp_head.1        LayerNorm, linear
 mask                          a second copy of the base mask, which the network never reads
 
-Checkpoints of the released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") have the same names, and
+The code of SPT and LSA writes the same names, and
 
 to_patch_embedding.merging.{1,2}     with SPT: LayerNorm and linear layer, in place of to_patch_embedding.1
 transformer.layers.{i}.0.fn.scale    with LSA: the temperature of each head
@@ -25,23 +23,19 @@ from dataclasses import replace
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.vit.spec import PRESETS, ViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.pooling import asked_pool, known_pool
-from gmmvit_deploy.models.sources.released import block_names, released_source
-from gmmvit_deploy.models.sources.shapes import (
-    Shapes,
-    infer_heads,
-    infer_mask,
-)
-from gmmvit_deploy.models.sources.source import tensors_of_layers
-from gmmvit_deploy.models.sources.spt_lsa import (
+from gmmvit_deploy.models.sources.released import (
     OPTION,
     PLAIN_FILES,
+    VIEWS,
+    block_names,
     has_shifted,
+    released_source,
     shifted_names,
-    shifted_patch,
     spt_lsa_source,
     temperature_heads,
 )
+from gmmvit_deploy.models.sources.shapes import Shapes, asked_pool, infer_heads, infer_mask, known_pool
+from gmmvit_deploy.models.sources.source import tensors_of_layers
 
 _LAYERS = "transformer.layers"
 _FIRST = f"{_LAYERS}.0.0.fn"
@@ -67,10 +61,6 @@ def released_names(spec: ViTSpec) -> dict[str, str]:
     return names | tensors_of_layers(layers)
 
 
-def known_unused(spec: ViTSpec) -> dict[str, str]:
-    return {"mask": "a second copy of the base mask, at the root of the file"}
-
-
 def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
     """Return the number of heads that the tensors show, or None, and the evidence for `infer_heads`."""
     if temperatures := temperature_heads(shapes, [f"{_FIRST}.scale"], pattern=_TEMPERATURE):
@@ -84,14 +74,10 @@ def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
-    """Infer the spec from names and shapes.  ``hints`` give only the fields that names and shapes do not determine."""
     source = shapes.source
     spt = has_shifted(shapes, _SHIFTED)
-    if spt:
-        dim, patch_size, channels = shifted_patch(shapes, _SHIFTED)
-    else:
-        dim = shapes.of(f"{_LINEAR}.weight", rank=2)[0]
-        patch_size, channels = shapes.linear_patch(f"{_LINEAR}.weight")
+    embedding, views = (f"{_SHIFTED}.2", VIEWS) if spt else (_LINEAR, 1)
+    dim, patch_size, channels = shapes.linear_patch(f"{embedding}.weight", views=views)
     temperatures = temperature_heads(shapes, [f"{_FIRST}.scale"], pattern=_TEMPERATURE)
     class_token = "cls_token" in shapes
     positions = shapes.of("pos_embedding", rank=3)[1] - int(class_token)
@@ -125,10 +111,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
 
 
 def _pools_all(shapes: Shapes, hints: LoadHints, *, class_token: bool, spt_lsa: bool) -> bool:
-    """Return True if the head reads the mean of all tokens, including the class token.
-
-    spt_lsa: True if the tensors show SPT or LSA.
-    """
+    """Return True if the head reads the mean of all tokens, including the class token."""
     if not class_token:
         known_pool(shapes.source, hints, pool="mean", evidence="the file has no class token, so the pooling is")
         return False
@@ -149,7 +132,6 @@ RELEASED = released_source(
     spec=infer_spec,
     names=released_names,
     shown_heads=shown_heads,
-    known_unused=known_unused,
     own_hints=("pool",),
     same_names=PLAIN_FILES | {"vit-pytorch": PLAIN_FILES[OPTION]},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gmmvit_deploy.models.families.family import Family, LastBlock, Network
+from gmmvit_deploy.models.families.family import SMALL, Family, LastBlock, Network, last_of_blocks, plain_blocks
 from gmmvit_deploy.models.families.vit_pytorch.files import SOURCES
 from gmmvit_deploy.models.families.vit_pytorch.spec import VitPytorchSpec
 from gmmvit_deploy.models.specs import MaskSpec
@@ -26,14 +26,8 @@ def _network() -> Network:
 
 def _small(mask: MaskSpec) -> VitPytorchSpec:
     return VitPytorchSpec(
-        image_size=16,
-        patch_size=4,
-        classes=5,
-        dim=32,
-        depth=2,
-        heads=2,
+        **SMALL,
         head_dim=16,
-        mlp_dim=48,
         attention="reattention",
         embedding="normed",
         output="bias",
@@ -46,16 +40,10 @@ def _small(mask: MaskSpec) -> VitPytorchSpec:
     )
 
 
-def _blocks(spec: VitPytorchSpec) -> tuple[str, ...]:
-    return ("patch_embedding", *(f"blocks.{block}" for block in range(spec.depth)))
-
-
 def _last_block(spec: VitPytorchSpec) -> LastBlock | None:
     if spec.pool == "mean" and spec.final_norm:
         return None  # the norm stands between the block and the mean, and does not commute with the mean
-    return LastBlock(
-        name=f"blocks.{spec.depth - 1}", reads="first" if spec.pool == "cls" else "mean", tokens=spec.tokens
-    )
+    return last_of_blocks(spec, "first" if spec.pool == "cls" else "mean")
 
 
 VIT_PYTORCH = Family(
@@ -65,6 +53,6 @@ VIT_PYTORCH = Family(
     sources=SOURCES,
     mask_kinds=("plain",),
     small=_small,
-    blocks=_blocks,
+    blocks=plain_blocks,
     last_block=_last_block,
 )

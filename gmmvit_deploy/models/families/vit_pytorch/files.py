@@ -27,15 +27,13 @@ from typing import TYPE_CHECKING
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.vit_pytorch.spec import AttentionKind, EmbeddingKind, OutputKind, VitPytorchSpec
 from gmmvit_deploy.models.sources.hints import LoadHints, Pool
-from gmmvit_deploy.models.sources.patches import image_of_patches
-from gmmvit_deploy.models.sources.pooling import asked_pool, known_pool
-from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads
-from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, tensors_of_layers
-from gmmvit_deploy.models.sources.spt_lsa import VIEWS
+from gmmvit_deploy.models.sources.released import VIEWS
+from gmmvit_deploy.models.sources.shapes import Shapes, asked_pool, image_of_patches, infer_heads, known_pool
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, batched, tensors_of_layers
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 
 _LAYERS = "transformer.layers"
@@ -88,7 +86,6 @@ class Style:
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints, *, style: Style) -> VitPytorchSpec:
-    """Infer the spec from names and shapes.  ``hints`` give the values that names and shapes do not show."""
     embedding, linear = _embedding(shapes)
     dim, values = shapes.of(f"{linear}.weight", rank=2)
     class_token, latest = _class_token(shapes, dim)
@@ -130,7 +127,6 @@ def infer_spec(shapes: Shapes, hints: LoadHints, *, style: Style) -> VitPytorchS
 
 
 def _embedding(shapes: Shapes) -> tuple[EmbeddingKind, str]:
-    """Return the kind of the patch embedding, and the name of its linear layer."""
     if f"{_SHIFTED}.1.weight" in shapes:
         return "shifted", f"{_SHIFTED}.2"
     if "to_patch_embedding.2.weight" in shapes or "to_patch_embedding.3.weight" in shapes:
@@ -141,7 +137,6 @@ def _embedding(shapes: Shapes) -> tuple[EmbeddingKind, str]:
 def _class_token(shapes: Shapes, dim: int) -> tuple[bool, bool]:
     """Return whether the network has a class token, and whether the token has the shape of the latest ViT.
 
-    dim: D, the width of the tokens.
     In the latest ViT, the token has the shape (1, D), or (0, D) in a network that pools the mean of the patches.
     """
     if "cls_token" not in shapes:
@@ -156,7 +151,6 @@ def _class_token(shapes: Shapes, dim: int) -> tuple[bool, bool]:
 
 
 def _stored_grid(shapes: Shapes, *, class_token: bool) -> int:
-    """Return the number of patches along a side of the image."""
     name = "pos_embedding"
     rank = 2 if name in shapes and shapes.tensors[name].dim() == 2 else 3
     positions = shapes.of(name, rank=rank)[-2]
@@ -165,10 +159,7 @@ def _stored_grid(shapes: Shapes, *, class_token: bool) -> int:
 
 
 def _output(shapes: Shapes, style: Style, *, single: bool) -> OutputKind:
-    """Return the kind of the output projection.
-
-    single: True if Q is as wide as the tokens. Only such an attention of a ViT can lack the projection.
-    """
+    """Return the kind of the output projection, which only a ViT with Q as wide as the tokens can lack."""
     out = f"{style.first}{style.out}"
     if f"{out}.weight" in shapes and f"{out}.bias" not in shapes and style.simple:
         return "no bias"
@@ -176,7 +167,6 @@ def _output(shapes: Shapes, style: Style, *, single: bool) -> OutputKind:
 
 
 def _heads(shapes: Shapes, hints: LoadHints, style: Style, *, inner_dim: int, single: bool) -> int:
-    """Return the number of heads: of the head mixing, or 1 without an output projection, or the user's number."""
     known, evidence = None, ""
     if style.attention == "reattention":
         known = shapes.of(f"{style.first}reattn_weights", rank=2)[0]
@@ -201,9 +191,9 @@ def tensor_origins(spec: VitPytorchSpec, *, style: Style) -> TensorOrigins:
     pairs |= {"head_norm": f"{style.head}.0", "head": f"{style.head}.1"} if spec.head_norm else {"head": style.head}
     origins: dict[str, str | Conversion] = {}
     if spec.stored_positions:
-        origins["position_embedding"] = Conversion(keys=("pos_embedding",), convert=_batched)
+        origins["position_embedding"] = Conversion(keys=("pos_embedding",), convert=batched)
     if spec.class_token:
-        origins["class_token"] = Conversion(keys=("cls_token",), convert=_batched)
+        origins["class_token"] = Conversion(keys=("cls_token",), convert=batched)
     for i in range(spec.depth):
         ours, theirs = f"blocks.{i}", f"{_LAYERS}.{i}"
         branch = f"{theirs}.0.{style.branch}"
@@ -236,11 +226,6 @@ def _embedding_names(embedding: EmbeddingKind) -> dict[str, str]:
     }
 
 
-def _batched(tensor: Tensor) -> Tensor:
-    """Add the dimension of the batch if needed: (N, D)  →  (1, N, D)."""
-    return tensor if tensor.dim() == 3 else tensor[None]
-
-
 def known_unused(spec: VitPytorchSpec) -> dict[str, str]:
     return {} if spec.class_token else {"cls_token": "an empty class token: the network has no class token"}
 
@@ -254,10 +239,7 @@ _SIMPLE_HEAD = r"linear_head\."
 
 
 def _source(name: str, style: Style, *own: str, absent: tuple[str, ...] = ()) -> CheckpointSource:
-    """Return the source of a network in a style of names.
-
-    own: patterns of names that only this network has in this style.
-    """
+    """Return the source of a network in a style of names.  own: patterns that only its names fit."""
     return CheckpointSource(
         name=f"vit-pytorch's {name}",
         signature=(r"to_patch_embedding\.", r"transformer\.layers\.", *own),

@@ -7,7 +7,6 @@ The division by the standard deviation over the heads depends on the entry (i, j
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -15,10 +14,9 @@ from torch import nn
 
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.families.vit_pytorch.model import ReAttention
-from gmmvit_deploy.models.layers.proofs import random_values, require_same_output
+from gmmvit_deploy.models.layers.proofs import change_modules, random_values
 from gmmvit_deploy.models.scores.heads import CentredHeadNorm, HeadMixing, HeadNorm
 from gmmvit_deploy.models.scores.scales import Scale
-from gmmvit_deploy.models.scores.step import Step
 
 _SMALLEST_WEIGHT = 2.0**-10
 """A head whose weight is smaller than this fraction of the largest weight keeps the weight in the norm: in half
@@ -38,7 +36,7 @@ def centre_head_mixing(model: nn.Module) -> tuple[str, ...]:
     """
 
     def centre(attention: ReAttention) -> bool:
-        (mixing_name, mixing), (norm_name, norm) = _mixing_and_norm(attention)
+        (mixing_name, mixing), (norm_name, norm) = attention.scores.steps_after()
         if not isinstance(norm, HeadNorm):
             return False
         weight = mixing.matrix().detach().double()
@@ -47,7 +45,7 @@ def centre_head_mixing(model: nn.Module) -> tuple[str, ...]:
         attention.scores.put(norm_name, CentredHeadNorm(norm))
         return True
 
-    changed = _changed(model, centre)
+    changed = _changed("centre_head_mixing", model, centre)
     left = [name for name, module in model.named_modules() if isinstance(module, HeadNorm)]
     if left:
         raise FoldError(f"centre_head_mixing left a LayerNorm over the heads in: {', '.join(left)}")
@@ -67,7 +65,7 @@ def merge_head_norm_into_values(model: nn.Module) -> tuple[str, ...]:
     """
 
     def merge(attention: ReAttention) -> bool:
-        _, (norm_name, norm) = _mixing_and_norm(attention)
+        _, (norm_name, norm) = attention.scores.steps_after()
         if not isinstance(norm, CentredHeadNorm):
             raise FoldError("run centre_head_mixing before merge_head_norm_into_values")
         if norm.weight is None or norm.bias is None:
@@ -83,7 +81,7 @@ def merge_head_norm_into_values(model: nn.Module) -> tuple[str, ...]:
         attention.scores.put(norm_name, norm.without_affine())
         return True
 
-    return _changed(model, merge)
+    return _changed("merge_head_norm_into_values", model, merge)
 
 
 @torch.no_grad()
@@ -102,27 +100,12 @@ def merge_scale_into_query(model: nn.Module) -> tuple[str, ...]:
             attention.scores.put(name, None)
         return bool(scales)
 
-    return _changed(model, merge)
+    return _changed("merge_scale_into_query", model, merge)
 
 
-def _changed(model: nn.Module, change: Callable[[ReAttention], bool]) -> tuple[str, ...]:
-    """Apply ``change`` to every Re-attention, and return the names of the attentions for which it returned True."""
-    changed = []
-    for name, attention in model.named_modules():
-        if not isinstance(attention, ReAttention):
-            continue
-        exact = copy.deepcopy(attention).double()
-        if change(exact):
-            tokens = random_values(2, 5, _stacked(exact).in_features)
-            require_same_output(f"{name}: folding", attention, exact, tokens)
-            change(attention)
-            changed.append(name)
-    return tuple(changed)
-
-
-def _mixing_and_norm(attention: ReAttention) -> tuple[tuple[str, Step], tuple[str, Step]]:
-    mixing, norm = attention.scores.steps_after()
-    return mixing, norm
+def _changed(what: str, model: nn.Module, change: Callable[[ReAttention], bool]) -> tuple[str, ...]:
+    tokens = lambda attention: random_values(2, 5, _stacked(attention).in_features)  # noqa: E731
+    return change_modules(what, model, ReAttention, change, tokens)
 
 
 def _stacked(attention: ReAttention) -> nn.Linear:

@@ -1,14 +1,12 @@
 """Usual mistakes in a network of vit-pytorch.  The steps on the attention scores have mistakes of their own.
 
-Folding centres the head mixing of Re-attention, and replaces the LayerNorm over the heads by a division. A mistake in a
-folded graph can give other logits than the same mistake in the trained network, and is a mistake of its own here.
+A mistake in a folded graph, whose head mixing is centred, can give other logits than in the trained network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from gmmvit_deploy.models.families.family import Mistake
@@ -26,11 +24,10 @@ def _other_pooling(model: Model) -> bool:
 
 
 def _mixing_transposed(model: Model) -> bool:
-    weights = [step.weight for step in model.modules() if isinstance(step, HeadMixing)]
-    with torch.no_grad():
-        for weight in weights:
-            weight.copy_(weight.transpose(0, 1).clone())
-    return bool(weights)
+    mixings = [module for module in model.modules() if isinstance(module, HeadMixing)]
+    for mixing in mixings:
+        mixing.transpose()
+    return bool(mixings)
 
 
 def _centred_mixing_transposed(model: Model) -> bool:
@@ -38,10 +35,7 @@ def _centred_mixing_transposed(model: Model) -> bool:
 
 
 def _division(deviation: Callable[[CentredHeadNorm, Tensor], Tensor | float]) -> Callable[[Model], bool]:
-    """Return a function that divides the centred weights by ``deviation``, and keeps the weight and bias of the norm.
-
-    In the folded network, the divisor is the root mean square over the heads.
-    """
+    """Return a function that divides the centred weights by ``deviation`` in place of their root mean square."""
 
     def make(model: Model) -> bool:
         class Divided(CentredHeadNorm):

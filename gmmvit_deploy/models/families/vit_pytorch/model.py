@@ -35,15 +35,15 @@ from torch import Tensor, nn
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.vit_pytorch.spec import EmbeddingKind, VitPytorchSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of, projected
-from gmmvit_deploy.models.layers.blocks import Block, PatchEmbedding, flat_patches, layer_norm
+from gmmvit_deploy.models.layers.blocks import Block, layer_norm
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.layers.normed_patches import NormedPatchEmbedding
+from gmmvit_deploy.models.layers.patches import NormedPatchEmbedding, PatchEmbedding, flat_patches
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
-from gmmvit_deploy.models.scores.diagonals import MaskedDiagonal
-from gmmvit_deploy.models.scores.grids import lattice_points
 from gmmvit_deploy.models.scores.heads import HeadMixing, HeadNorm
+from gmmvit_deploy.models.scores.locality import MaskedDiagonal
 from gmmvit_deploy.models.scores.scales import LearnedTemperature, Scale
+from gmmvit_deploy.models.scores.step import lattice_points
 
 _LONGEST_WAVE = 10000.0
 _SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0))
@@ -148,10 +148,7 @@ def sinusoidal_positions(grid: int, dim: int) -> Float[Tensor, "1 n dim"]:
 
 
 class VitPytorch(Model):
-    """A network of vit-pytorch.
-
-    pools: what the head reads, ``cls`` or ``mean``; equal to the field ``pool`` of the spec.
-    """
+    """A network of vit-pytorch."""
 
     operator_roles: ClassVar[Mapping[str, Role]] = {"add": "bias", "mean": "pooling"}
 

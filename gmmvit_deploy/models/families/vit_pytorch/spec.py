@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from gmmvit_deploy.models.sources.hints import POOLS, Pool
-from gmmvit_deploy.models.specs import MaskKind, ModelSpec, require, require_counts, require_tiling
+from gmmvit_deploy.models.specs import MaskKind, PatchSpec, require, require_counts
 
 AttentionKind = Literal["plain", "reattention", "lsa"]
 """plain: softmax(Q Kᵀ/√d).  reattention: softmax, head mixing, LayerNorm over the heads (DeepViT).  lsa: a learned
@@ -19,26 +19,18 @@ OutputKind = Literal["bias", "no bias", "absent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VitPytorchSpec(ModelSpec):
+class VitPytorchSpec(PatchSpec):
     """A vision transformer of vit-pytorch on square images cut into square patches.
 
-    attention, embedding, output: see `AttentionKind`, `EmbeddingKind` and `OutputKind`.
     class_token: True if a class token precedes the patches.
-    stored_positions: True if the file holds the position embeddings, False if the positions are the sinusoids that
-    follow from the number of patches and the width.
-    pool: ``cls`` if the head reads the class token, ``mean`` if the head reads the mean of all tokens, including the
-    class token if there is a class token.
+    stored_positions: True if the file holds the position embeddings, False for sinusoids.
+    pool: the head reads the class token (``cls``), or the mean of all tokens, including the class token (``mean``).
     final_norm: True if a norm of all tokens follows the last block.  head_norm: True if a norm follows the pooling.
     """
 
     family: ClassVar[str] = "vit_pytorch"
     mask_kinds: ClassVar[tuple[MaskKind, ...]] = ("plain",)
-    patch_size: int
-    dim: int
-    depth: int
-    heads: int
     head_dim: int
-    mlp_dim: int
     attention: AttentionKind
     embedding: EmbeddingKind
     output: OutputKind
@@ -49,9 +41,8 @@ class VitPytorchSpec(ModelSpec):
     head_norm: bool
 
     def __post_init__(self) -> None:
-        ModelSpec.__post_init__(self)
-        require_counts(self, "patch_size", "dim", "depth", "heads", "head_dim", "mlp_dim")
-        require_tiling(self.image_size, self.patch_size)
+        PatchSpec.__post_init__(self)
+        require_counts(self, "head_dim")
         for name, values in (
             ("attention", get_args(AttentionKind)),
             ("embedding", get_args(EmbeddingKind)),
@@ -70,16 +61,6 @@ class VitPytorchSpec(ModelSpec):
             "sinusoidal positions: expected a width that is a multiple of 4 and at least 8, and no class token, got "
             f"the width {self.dim}{' and a class token' if self.class_token else ''}",
         )
-
-    @property
-    def grid(self) -> int:
-        """The number of patches along a side of the image."""
-        return self.image_size // self.patch_size
-
-    @property
-    def tokens(self) -> int:
-        """N: the number of patches, plus 1 if the model has a class token."""
-        return self.grid**2 + int(self.class_token)
 
     @property
     def description(self) -> str:

@@ -14,7 +14,7 @@ from gmmvit_deploy.bench.outputs import Expected, stored_inputs
 from gmmvit_deploy.bundle.artifacts import open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.own_class import permit_class_of
-from gmmvit_deploy.errors import CheckpointError, InputError
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.models.families import CUSTOM, family_of, model_from_spec, spec_from_json
 from gmmvit_deploy.models.families.custom.spec import CustomSpec
@@ -200,26 +200,6 @@ def test_another_file_is_refused_and_does_not_run(own_bundle: OwnBundle, tmp_pat
     assert own_bundle.runs() == before
 
 
-def test_an_option_that_does_not_fit_the_bundle(own_bundle: OwnBundle, tensor_bundles: dict, tmp_path: Path) -> None:
-    path, source = own_bundle.bundle.path, own_bundle.source
-    answer = refused(gmmvit_here("parity", path, "--model", f"{source}:Block"), "was exported with the class Net")
-    assert f"type --model {source}:Net" in answer
-    refused(gmmvit_here("parity", path, "--model", "nowhere.py:Net"), "nowhere.py: cannot be read")
-    plain = tensor_bundles["vit_gmm"].path
-    refused(gmmvit_here("parity", plain, "--model", own_bundle.model), "has the family vit")
-    weights = path / "weights.safetensors"
-    refused(
-        gmmvit_here("inspect", weights, "--model", own_bundle.model, "--model-args", '{"depth": 3}'), "--model-args"
-    )
-
-
-@pytest.mark.parametrize("model", ["mine.py", "mine.py:", "mine.py:1Net", ":mine.py"])
-def test_a_file_without_a_class(model: str, own_bundle: OwnBundle, tmp_path: Path) -> None:
-    checkpoint = own_bundle.source.with_name("net.pth")
-    answer = gmmvit_here("export", checkpoint, "-o", tmp_path / "b", "--model", model, *IMAGE, "--input", "tensor")
-    assert "type --model mine.py:CLASS" in refused(answer, "expected FILE.py:CLASS")
-
-
 UNKNOWN_OPERATOR = """
 class Bounded(Net):
     def forward(self, x):
@@ -337,23 +317,6 @@ def test_a_class_whose_tensors_all_begin_with_model(prefix: str, tmp_path: Path)
     images = torch.randn(2, 3, 16, 16)
     with torch.inference_mode():
         torch.testing.assert_close(loaded.model(images), network(images))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda state: state.pop("head.bias"), "the file has no tensor head.bias"),
-        (lambda state: state.update({"head.bias": torch.ones(3)}), "head.bias has shape (3,), expected (5,)"),
-    ],
-    ids=["missing", "shape"],
-)
-def test_tensors_that_do_not_fit(change: object, message: str, own_bundle: OwnBundle, tmp_path: Path) -> None:
-    state = dict(own_bundle.network.state_dict())
-    change(state)  # type: ignore[operator]
-    torch.save(state, tmp_path / "net.pth")
-    with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(tmp_path / "net.pth", hints(own_bundle.source))
-    assert message in str(caught.value)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
