@@ -24,9 +24,9 @@ from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_o
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
 from gmmvit_deploy.runtimes.runners.open import graph_of
-from gmmvit_deploy.serving.chosen import resolved_options
 from gmmvit_deploy.serving.model_configs import LABELS_FILE, WARMUP_FILE, config_text, model_configs
 from gmmvit_deploy.serving.options import RepositoryOptions
+from gmmvit_deploy.serving.repository_runner import resolved_options
 
 __all__ = ["Repository", "repository_from_bundle"]
 

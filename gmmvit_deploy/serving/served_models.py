@@ -14,11 +14,11 @@ from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.inference.runner_name import RunnerName
-from gmmvit_deploy.serving.chosen import resolved_options
 from gmmvit_deploy.serving.gateway.options import HealthCheck
 from gmmvit_deploy.serving.model_configs import IMAGE_INPUT, answers_labels, model_configs
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.options import RepositoryOptions
+from gmmvit_deploy.serving.repository_runner import resolved_options
 
 _RAW_ROW_BYTES = 64 * 1024
 """The largest input that the check sends as a tensor.  HAProxy keeps a buffer of this size for each request."""

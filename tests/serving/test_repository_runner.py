@@ -12,9 +12,9 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
-from gmmvit_deploy.serving.chosen import options_for_server, resolved_options
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
 from gmmvit_deploy.serving.options import RepositoryOptions
+from gmmvit_deploy.serving.repository_runner import options_for_server, resolved_options
 from tests.choices import chosen_bundle
 from tests.cli.terminal import gmmvit_here
 from tests.serving.commands import Serve
