@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,14 +20,13 @@ from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.serving._local_http import answers
 from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_backends
 from gmmvit_deploy.serving.ports import free_ports
-from gmmvit_deploy.serving.processes import Worker, is_alive, kill_group, workers_of
+from gmmvit_deploy.serving.processes import Worker, described_end, is_alive, kill_group, launched, workers_of
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
 from gmmvit_deploy.serving.server_log import ServerLog
 
 ADMIN_HEADER = "x-gmmvit-admin"
 """The HTTP header of `ServerOptions.admin_secret`; in gRPC, the metadata ``triton-grpc-protocol-x-gmmvit-admin``."""
 _ADMIN_APIS = "model-repository,shared-memory,trace,logging,statistics"
-_LAUNCHER = Path(__file__).parents[1] / "files" / "_launch.py"
 _STACK_BYTES = 1 << 30
 """Triton reads nested JSON and chunked bodies by recursion; with 8 MiB, a request of 277 bytes ends the server."""
 _MEMORY = {"MALLOC_ARENA_MAX": "2"}
@@ -79,8 +76,7 @@ class ServerOptions:
 class TritonServer:
     """A Triton server.  Inside ``with TritonServer(repository) as server:`` every model is ready.
 
-    Start the server from the main thread. The launcher (`_launch.py`) makes Linux stop the server when the server's
-    parent ends. For Linux, the parent is the thread that started the launcher.
+    Start the server from the main thread: Linux stops the server when the thread that started it ends.
     """
 
     def __init__(
@@ -261,16 +257,14 @@ class TritonServer:
         self._log.forget()
         self._runtime = folder, lock = new_run_folder("serve")
         command = self._command(stage_backends(self.install, folder), folder.name)
-        launcher = [sys.executable, "-I", str(_LAUNCHER), f"--stack-bytes={_STACK_BYTES}", str(os.getpid())]
-        self._process = subprocess.Popen(
-            [*launcher, *command],
+        self._process = launched(
+            command,
+            f"--stack-bytes={_STACK_BYTES}",
             env={**_MEMORY, **os.environ, **self.install.environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server
             pass_fds=(lock,),  # the folder stays locked if the server outlives this process
         )
         self._reader = threading.Thread(target=self._log.read, args=(self._process.stdout,), daemon=True)
@@ -295,8 +289,7 @@ class TritonServer:
         self.kill_now()  # the stubs of a dead server hold its output open
         if self._reader is not None:
             self._reader.join(timeout=5)
-        code = self._process.returncode if self._process is not None else None
-        how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit status {code}"
+        how = described_end(self._process.returncode if self._process is not None else None)
         causes = self._log.causes()
         detail = ":\n  " + "\n  ".join(causes) if causes else f"; {self._log.last_words()}"
         return ServerError(

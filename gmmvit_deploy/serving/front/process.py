@@ -22,10 +22,9 @@ from gmmvit_deploy.serving._metric_text import metric_text
 from gmmvit_deploy.serving.front.options import CLASSIFY_PATH, READY_PATH, FrontOptions
 from gmmvit_deploy.serving.gateway.options import Front
 from gmmvit_deploy.serving.ports import listening_socket
-from gmmvit_deploy.serving.processes import Restarts
+from gmmvit_deploy.serving.processes import Restarts, launched
 
 _HOST = "127.0.0.1"
-_LAUNCHER = Path(gmmvit_deploy.__path__[0]) / "files" / "_launch.py"
 _PACKAGES = ("starlette", "uvicorn", "uvloop", "httptools", "tritonclient", "python_multipart")
 _EXIT_TIMEOUT_S = 20  # longer than the front waits for the requests that it received
 _EXIT_BEHIND_GATEWAY_S = 5  # the gateway has stopped before, so nobody waits for an answer
@@ -65,18 +64,16 @@ class FrontProcess:
 
     def _start(self) -> None:
         settings = {"secret": self._secret, "socket": self._listener.fileno(), "options": asdict(self.options)}
-        program = [sys.executable, "-m", f"{__package__}._app"]
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", str(_LAUNCHER), str(os.getpid()), *program],
+        self._process = launched(
+            [sys.executable, "-m", f"{__package__}._app"],
             stdin=subprocess.PIPE,
             pass_fds=[self._listener.fileno()],
             cwd="/",  # so that no file of the user's folder is imported
             env={**os.environ, "PYTHONPATH": _import_path(), "PYTHONDONTWRITEBYTECODE": "1"},
-            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the front
         )
         with contextlib.suppress(BrokenPipeError), self._process.stdin or contextlib.nullcontext() as stdin:
             if stdin is not None:
-                stdin.write(json.dumps(settings).encode() + b"\n")
+                stdin.write(json.dumps(settings) + "\n")
 
     @property
     def url(self) -> str:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -17,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from gmmvit_deploy.errors import ServerError
+from gmmvit_deploy.serving.processes import described_end, launched
 
 INSTALL_HAPROXY = "apt-get install haproxy"
-_LAUNCHER = Path(__file__).parents[2] / "files" / "_launch.py"
 _OLDEST = (2, 6)
 _MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """With it, glibc returns the buffers of a burst of unfinished requests; else each burst kept up to 110 MB more."""
@@ -111,11 +110,8 @@ class HAProxy:
 
     @property
     def end(self) -> str:
-        """How the process ended, such as ``signal SIGKILL``; "" while it runs."""
-        code = None if self._process is None else self._process.poll()
-        if code is None:
-            return ""
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        """How the process ended, such as ``signal SIGKILL``."""
+        return described_end(None if self._process is None else self._process.poll())
 
     def start(self) -> None:
         """Start HAProxy, and wait until it answers.
@@ -123,17 +119,14 @@ class HAProxy:
         Errors: ServerError when the configuration is refused or HAProxy does not start.
         """
         check_config(self._program, self._config, sockets=self._passed)
-        command = [str(self._program), "-db", "-f", str(self._config)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", str(_LAUNCHER), str(os.getpid()), *command],
+        self._process = launched(
+            [self._program, "-db", "-f", self._config],
             env={**_MEMORY, **os.environ},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
             errors="replace",
             pass_fds=self._passed,
-            start_new_session=True,  # Ctrl-C reaches only this process, which then stops HAProxy
         )
         self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
         self._reader.start()
