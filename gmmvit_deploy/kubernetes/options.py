@@ -95,27 +95,20 @@ class PodOptions:
         return self.model.inside("/mnt/models") if self.model.claim else "/mnt/models"
 
 
-def _require_digests(images: Mapping[str, str]) -> None:
-    """Check that what follows an @ in the images, by option, is a digest.  Errors: InputError."""
-    for option, image in images.items():
+def _require_valid(options: PodOptions, names: Mapping[str, str], *, fetches: bool) -> None:
+    """Check what all pods have.  names: option → name in Kubernetes, or "".  fetches: a model at s3 needs an image."""
+    for option, image in options.images.items():
         if _DIGEST.search(image):
             raise InputError(
                 f"{option} {image}: expected 64 hexadecimal digits behind @sha256:",
                 hint=f"docker buildx imagetools inspect {image.partition('@')[0]} prints the digest",
             )
-
-
-def _require_names(names: Mapping[str, str]) -> None:
-    """Check that names, by option, are valid in Kubernetes or "".  Errors: InputError."""
-    for option, name in names.items():
+    for option, name in {"--object-name": options.name, **names}.items():
         if name and not _NAME.fullmatch(name):
             raise InputError(f"{option}: expected lower-case letters, digits and -, at most 50, got {name!r}")
-
-
-def _require_fetch_image(options: PodOptions, style: str) -> None:
-    if options.model.scheme == "s3" and not options.fetch_image:
+    if fetches and options.model.scheme == "s3" and not options.fetch_image:
         raise InputError(
-            f"--model-uri s3://… in the style {style} needs --fetch-image, an image that copies the files",
+            "--model-uri s3://… without KServe needs --fetch-image, an image that copies the files",
             hint="KServe's storage-initializer is such an image: --fetch-image IMAGE@sha256:…",
         )
 
@@ -140,10 +133,8 @@ class ManifestOptions(PodOptions):
     max_pods: int = 10
 
     def __post_init__(self) -> None:
-        _require_digests(self.images)
-        _require_names({"--object-name": self.name, "--clients": self.clients, "--monitoring": self.monitoring})
-        if self.style == "deployment":
-            _require_fetch_image(self, self.style)
+        names = {"--clients": self.clients, "--monitoring": self.monitoring}
+        _require_valid(self, names, fetches=self.style == "deployment")
         if self.max_body_bytes < 1024:
             raise InputError(f"--max-body: expected at least 1024 bytes, got {self.max_body_bytes}")
         if not 2 <= self.min_pods <= self.max_pods:
@@ -184,9 +175,7 @@ class JobOptions(PodOptions):
         return claims
 
     def __post_init__(self) -> None:
-        _require_digests(self.images)
-        _require_names({"--object-name": self.name})
-        _require_fetch_image(self, "job")
+        _require_valid(self, {}, fetches=True)
         if self.parts < 1 or self.workers < 1:
             raise InputError(f"expected --parts and --workers of 1 at least, got {self.parts} and {self.workers}")
         if self.memory and not _MEMORY.fullmatch(self.memory):
