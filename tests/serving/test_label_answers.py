@@ -18,11 +18,10 @@ import tritonclient.http
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.inference.labels import Prediction
 from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, classify_files
-from gmmvit_deploy.serving.options import RepositoryOptions
-from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.inference.test_preprocess import encoded, photo
+from tests.serving.conftest import joined_repository
 
 pytestmark = pytest.mark.integration
 LABELS = ("cat: big", "Bär 🐻", '"quoted\\"', "1:2:3", "x", "x", "a,b", "ship", "tab\there", "end")
@@ -43,13 +42,8 @@ def bundles(bundle: Bundle) -> dict[str, Bundle]:
 
 @pytest.fixture(scope="module")
 def server(bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    folder = tmp_path_factory.mktemp("labels")
-    for name, bundle in bundles.items():
-        written = repository_from_bundle(bundle, folder / name, RepositoryOptions(name=name))
-        for model in written.models:
-            (folder / "models").mkdir(exist_ok=True)
-            (written.path / model).rename(folder / "models" / model)
-    with TritonServer(folder / "models", options=ServerOptions(**FREE_PORTS)) as running:
+    models = joined_repository(tmp_path_factory.mktemp("labels"), bundles)
+    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
         yield running
 
 

@@ -38,11 +38,10 @@ from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_f
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.front.options import FRONT_HEADER, FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
-from gmmvit_deploy.serving.options import RepositoryOptions
-from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.browser import open_chromium
 from tests.conftest import FREE_PORTS, golden
+from tests.serving.conftest import joined_repository
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 SIDE = 16
@@ -117,13 +116,10 @@ def backbone(folder: Path) -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def server(multi: Bundle, backbone: Bundle, folder: Path) -> Iterator[TritonServer]:
+def server(multi: Bundle, backbone: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A server with the models ``gmmvit`` and ``dino``."""
-    repository = repository_from_bundle(multi, folder / "models")
-    other = repository_from_bundle(backbone, folder / "dino_models", RepositoryOptions(name="dino"))
-    for model in other.models:
-        (other.path / model).rename(repository.path / model)
-    with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as running:
+    models = joined_repository(tmp_path_factory.mktemp("served"), {"gmmvit": multi, "dino": backbone})
+    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
         yield running
 
 
