@@ -102,10 +102,8 @@ def container(spec: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def pod(container: dict[str, Any], repository: Repository, tmp_path: Path) -> Iterator[Pod]:
     started = Pod(container, repository.path, tmp_path)
-    yield started
-    if started.serve.process.poll() is None:
-        started.serve.process.kill()
-    started.serve.process.communicate()
+    with started.serve:
+        yield started
 
 
 @pytest.mark.nightly
@@ -208,10 +206,8 @@ def slow_pod(container: dict[str, Any], tmp_path: Path, request: pytest.FixtureR
     program = models / MODEL / "1" / "model.py"
     program.write_text(f"import time\n\ntime.sleep({start_s})\n{program.read_text()}")
     started = Pod(container, models, tmp_path, "--allow-json", "10000")
-    yield started
-    if started.serve.process.poll() is None:
-        started.serve.process.kill()
-    started.serve.process.communicate()
+    with started.serve:
+        yield started
 
 
 OF_THE_STAND_IN = ("--model", MODEL, "--bundle", "")

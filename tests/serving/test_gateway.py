@@ -30,14 +30,14 @@ from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.serving.gateway.gateway import Gateway, behind_gateway
 from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
 from gmmvit_deploy.serving.repository import Repository
-from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
 from tests.certificates import self_signed
 from tests.conftest import FREE_PORTS
 from tests.haproxy import needs_haproxy
 from tests.hostile import grpc_requests
 from tests.hostile.http_requests import Held
-from tests.serving.commands import Serve, processes_naming, ready, wait_gone
+from tests.serving.commands import Serve, processes_naming, wait_gone
 from tests.serving.gateways import (
     KEY,
     OTHER_KEY,
@@ -185,12 +185,29 @@ class TestHttp:
     def test_metadata(self, path: str, gateway: Running) -> None:
         assert request(gateway.http_url, f"/v2{path}").status == 200
 
-    def test_statistics_with_the_secret_that_only_the_gateway_has(self, gateway: Running, triton: Running) -> None:
-        path = "/v2/models/gmmvit_network/stats"
-        assert request(triton.http_url, path).status == 403
-        assert request(gateway.http_url, path).json()["model_stats"][0]["name"] == "gmmvit_network"
-        for other in ("/v2/logging", "/v2/systemsharedmemory/status", "/v2/trace/setting"):
-            assert request(triton.http_url, other).status == 403
+    def test_the_gateway_adds_the_secret_to_requests_for_statistics(self, gateway: Running) -> None:
+        answer = request(gateway.http_url, "/v2/models/gmmvit_network/stats")
+        assert answer.json()["model_stats"][0]["name"] == "gmmvit_network"
+
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [
+            ("POST", "/v2/repository/index"),
+            ("GET", "/v2/logging"),
+            ("GET", "/v2/trace/setting"),
+            ("GET", "/v2/systemsharedmemory/status"),
+            ("GET", "/v2/models/gmmvit_network/stats"),
+        ],
+    )
+    def test_the_server_s_administration_needs_the_secret(self, method: str, path: str, triton: Running) -> None:
+        for secret, status in (("", 403), ("wrong", 403), (SECRET, 200)):
+            headers = {ADMIN_HEADER: secret} if secret else {}
+            assert request(triton.http_url, path, method=method, headers=headers).status == status
+
+    def test_inferences_and_configurations_need_no_secret(self, triton: Running) -> None:
+        assert request(triton.http_url, INFER, bytes(3072), headers=RAW).status == 200
+        for path in ("/v2/models/gmmvit_network/config", "/v2/health/ready"):
+            assert request(triton.http_url, path).status == 200
 
     def test_the_277_bytes_that_end_a_server(self, gateway: Running, triton: Running) -> None:
         body = gzip.compress(b"[" * 250_000)
@@ -298,6 +315,7 @@ class TestHttp:
             connection.sendall(head + bytes(1_300_000))
             assert connection.recv(100).startswith(b"HTTP/1.1 401 ")
 
+    @pytest.mark.nightly
     def test_streams_of_strangers_are_not_held(self, gateway: Running, pixels: np.ndarray) -> None:
         """20,000 requests whose bodies stop were held for a minute, with 17 kB each."""
         held = grpc_requests.CALLS["100 streams whose messages stop, on 100 connections"]()
@@ -396,6 +414,13 @@ class TestGrpc:
             stats, _ = stub.call("ModelStatistics", service_pb2.ModelStatisticsRequest(name="gmmvit_network"))
             assert stats.model_stats[0].name == "gmmvit_network"
 
+    def test_the_server_s_statistics_need_the_secret(self, triton: Running) -> None:
+        statistics = service_pb2.ModelStatisticsRequest(name="gmmvit_network")
+        with Stub(triton.grpc_url) as stub:
+            assert stub.code("ModelStatistics", statistics)[0] == grpc.StatusCode.UNAVAILABLE
+            metadata = ((f"triton-grpc-protocol-{ADMIN_HEADER}", SECRET),)
+            assert stub.call("ModelStatistics", statistics, metadata=metadata)[0].model_stats
+
     def test_compressed_messages(self, gateway: Running, pixels: np.ndarray) -> None:
         with Stub(gateway.grpc_url) as stub:
             message = grpc_request("pixels", np.zeros((8, 32, 32, 3), np.uint8))
@@ -413,6 +438,7 @@ class TestGrpc:
         with Stub(gateway.grpc_url) as stub:
             assert stub.call("ModelInfer", message)[0].model_name == "gmmvit"
 
+    @pytest.mark.nightly
     @pytest.mark.parametrize("size", [1, 4, 5, 6, 7, 40, 5000])
     def test_bytes_that_are_no_message_leave_the_gateway_running(self, size: int, gateway: Running) -> None:
         """Raw bytes in the place of a message: Triton refuses them, and the gateway goes on."""
@@ -586,6 +612,7 @@ class TestObservability:
         ends = [line["end"] for line in (over_http, over_grpc, ready, refused, refused_grpc)]
         assert ends == ["--", "--", "LR", "LR", "LR"]
 
+    @pytest.mark.nightly
     def test_every_line_is_json_whatever_clients_send(self, open_gateway: Open, tmp_path: Path) -> None:
         made = self_signed(tmp_path)
         gateway = open_gateway(tls_cert=made.both)
@@ -742,9 +769,8 @@ class TestCommand:
         shutil.copytree(repository.path, models)
         log = tmp_path / "access.log"
         words = ("--keys", str(key_file(tmp_path)), "--access-log", str(log), "--log", str(tmp_path / "log"))
-        process = Serve(models, "--gateway", *words).process
-        try:
-            where = ready(process)
+        with Serve(models, "--gateway", *words) as running:
+            process, where = running.process, running.ready()
             assert request(where["http"], INFER, bytes(3072), headers=RAW).status == 200
             assert request(where["http"], INFER, bytes(3072), headers=RAW, key=None).status == 401
             assert where["gateway_pid"] > 0
@@ -757,8 +783,6 @@ class TestCommand:
                 wait_until(lambda: everything_was_read(port), "HAProxy has read what the stranger sent")
                 process.send_signal(signal.SIGTERM)
                 _, errors = process.communicate(timeout=60)
-        finally:
-            process.kill()
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
         assert re.search(r"^\d{4}-\d\d-\d\dT[\d:]{8}Z gmmvit serve: gateway: reloaded 1 key$", errors, re.M)

@@ -54,21 +54,15 @@ def test_every_backend_gives_five_models(backend: str, engine: Engine, precise_b
     assert [sample.batch_size for sample in network.model_warmup] == [1, 8]
     ours = {"openvino_kernels.so"} if kernels_for_graph(precise_bundle.onnx_path, "fp32")[0] else set()
     expected = {
-        "python": {
-            *("model.py", "model.onnx", "golden.npz", "gmmvit_inference", *ours),
-        },
+        "python": {"model.py", "model.onnx", "golden.npz", "gmmvit_inference", *ours},
         "onnxruntime": {"model.onnx", "golden.npz"},
         "tensorrt": {"model.plan", "golden.npz"},
     }
     assert {file.name for file in (tmp_path / "r" / "m_network" / "1").iterdir()} == expected[backend]
     gpu = model_config_pb2.ModelInstanceGroup.KIND_GPU
     assert (network.instance_group[0].kind == gpu) == (backend == "tensorrt")
-    runner = {
-        "python": f"openvino{'+kernels' if ours else ''}",
-        "onnxruntime": "onnxruntime",
-        "tensorrt": "tensorrt:fp16",
-    }
-    assert network.parameters["gmmvit_runner"].string_value == written.runner == runner[backend]
+    runner = {"python": f"openvino{'+kernels' if ours else ''}", "tensorrt": "tensorrt:fp16"}.get(backend, backend)
+    assert network.parameters["gmmvit_runner"].string_value == written.runner == runner
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino", "openvino+kernels"])
@@ -211,14 +205,11 @@ def test_without_normalisation_there_is_only_the_network(tensor_bundles: dict[st
     assert [folder.name for folder in (tmp_path / "r").iterdir()] == ["gmmvit_network"]
 
 
-def test_tensorrt_without_an_engine_gives_the_build_command(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_refusal_names_what_to_type_and_leaves_no_folder(bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(RepositoryError, match="needs an engine") as caught:
         repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(backend="tensorrt"))
     assert f"gmmvit build {bundle.path} --flavor tensorrt" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
-
-
-def test_existing_folder_is_kept(bundle: Bundle, tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
     with pytest.raises(OutputError, match="exists"):
         repository_from_bundle(bundle, tmp_path / "r")

@@ -11,8 +11,6 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -110,15 +108,6 @@ class Clients:
         client.close()
 
 
-@contextmanager
-def serving(models: Path, *arguments: str) -> Iterator[Serve]:
-    running = Serve(models, *arguments)
-    yield running
-    if running.process.poll() is None:
-        running.process.kill()
-        running.process.communicate()
-
-
 @pytest.mark.integration
 def test_sigterm_under_load(tmp_path: Path) -> None:
     """A server without a gateway may refuse requests while it stops, and gives no wrong answer."""
@@ -135,7 +124,7 @@ def test_sigterm_under_load_takes_seconds(tmp_path: Path) -> None:
 def drained_under_load_s(folder: Path) -> float:
     """End a server under load with SIGTERM; return the seconds of its exit."""
     models = write_stand_in(folder / "models", delay_s=0.02)
-    with serving(models, "--log", str(folder / "log")) as running:
+    with Serve(models, "--log", str(folder / "log")) as running:
         return _drained_s(running, Clients(running.ready()))
 
 
@@ -179,7 +168,7 @@ def killed_and_drained_s(folder: Path) -> tuple[float, float]:
     """
     models, log = write_stand_in(folder / "models", delay_s=0.02), folder / "access.log"
     gateway = ("--gateway", "--keys", str(key_file(folder)), "--allow-json", "10000", "--access-log", str(log))
-    with serving(models, *gateway) as running:
+    with Serve(models, *gateway) as running:
         return _killed_and_drained_s(running, log)
 
 

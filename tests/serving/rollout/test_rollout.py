@@ -86,7 +86,7 @@ def test_other_labels_of_the_images_go_back(service: StateService, bundles: dict
 
 
 @pytest.mark.first(1)
-@pytest.mark.parametrize("array", ["logits", "image_logits"])
+@pytest.mark.parametrize("array", ["logits", pytest.param("image_logits", marks=pytest.mark.nightly)])
 def test_other_answers_than_the_golden_answers_go_back_under_load(
     array: str, service: StateService, bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:
