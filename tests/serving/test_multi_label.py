@@ -42,6 +42,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.browser import open_chromium
 from tests.conftest import FREE_PORTS, golden
 from tests.serving.conftest import joined_repository
+from tests.serving.test_server import url_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 SIDE = 16
@@ -168,7 +169,7 @@ def test_features_over_grpc_are_those_of_pytorch(multi: Bundle, server: TritonSe
 def test_features_of_a_dino_backbone_are_within_parity_s_limits(
     protocol: str, backbone: Bundle, server: TritonServer, folder: Path
 ) -> None:
-    url = server.grpc_url if protocol == "grpc" else server.http_url
+    url = url_of(server, protocol)
     with TritonRunner(backbone, url, model="dino") as runner:
         report = check_parity(backbone, [runner])
     verdicts = {check.name: check.verdict for check in report.runners[0].checks}
