@@ -73,10 +73,9 @@ class Tuned:
 
 
 def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
-    """Read the models of a repository, or those that ``gmmvit serve`` makes of a bundle.
+    """Read the models of a repository, or those that ``gmmvit serve`` makes of a bundle.  name: for a bundle.
 
-    name: the name of the model, for a bundle.
-    Errors: RepositoryError when the folder has no models, or when a configuration cannot be read.
+    Errors: RepositoryError.
     """
     if (path / MANIFEST_FILE).is_file():
         bundle = open_bundle(path)
@@ -104,7 +103,7 @@ def _served(configs: Sequence[Any]) -> ServedModels:
         names=tuple(sorted(config.name for config in configs)),
         bundle=bundles.pop() if len(bundles) == 1 else "",
         runner=runners.pop() if len(runners) == 1 else "",
-        health=_health(configs),
+        health=_health(configs) if ensemble is None else _check_of_ensemble(ensemble.name),
         row_bytes=max(_row_bytes(config) for config in configs),
         ensemble="" if ensemble is None else ensemble.name,
         classifies=ensemble is not None and any(output.name == "logits" for output in ensemble.output),
@@ -163,10 +162,7 @@ def _takes_images(config: Any) -> bool:
 
 
 def _health(configs: Sequence[Any]) -> HealthCheck:
-    """Return a check that runs the network: with an image through the ensemble, else with a tensor."""
-    for config in configs:
-        if _takes_images(config):
-            return _check_of_ensemble(config.name)
+    """Return a check that runs the network with a tensor, of models without an ensemble that takes images."""
     rows = {config.name: _row_bytes(config) for config in configs}
     for name, size in rows.items():
         if 0 < size <= _RAW_ROW_BYTES:
@@ -189,10 +185,7 @@ def _check_of_ensemble(name: str) -> HealthCheck:
 
 
 def read_tuning(repository: Path) -> Tuned | None:
-    """Return the measurement that ``gmmvit tune`` wrote into the repository, or None without such a file.
-
-    Errors: InputError when the file has another form.
-    """
+    """Return the measurement of ``gmmvit tune`` in the repository, or None.  Errors: InputError for another form."""
     file = repository / TUNING_FILE
     if not file.is_file():
         return None

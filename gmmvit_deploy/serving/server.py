@@ -42,10 +42,8 @@ class ServerOptions:
     """Options of a server.
 
     host: the address to listen on. With any address other than loopback, other machines can send requests.
-    http_port, grpc_port, metrics_port: the ports to listen on; 0 means any free port.
-    metrics_host: the address for the metrics; None means ``host``.
-    start_timeout_s: the maximum time until every model is ready, in seconds.
-    exit_timeout_s: the maximum time for requests in flight when the server stops, in seconds.
+    http_port, grpc_port, metrics_port: 0 means any free port.  metrics_host: None means ``host``.
+    start_timeout_s: until every model is ready.  exit_timeout_s: for requests in flight when the server stops.
     log_path: the file to which the server's log is appended; None writes no file.
     admin_secret: requests to the server's interfaces for logging, trace, shared memory, statistics and the model
     repository must have this value, of letters, digits, - and _, in the header `ADMIN_HEADER`. None leaves these
@@ -63,14 +61,6 @@ class ServerOptions:
     log_path: Path | None = None
     admin_secret: str | None = field(default=None, repr=False)
     extra_arguments: tuple[str, ...] = ()
-
-    @property
-    def restrictions(self) -> tuple[str, ...]:
-        """The options of ``tritonserver`` for ``admin_secret``."""
-        if self.admin_secret is None:
-            return ()
-        rule = f"{_ADMIN_APIS}:{ADMIN_HEADER}={self.admin_secret}"
-        return f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}"
 
 
 class TritonServer:
@@ -174,10 +164,7 @@ class TritonServer:
         self.workers = workers_of(self.pid)
 
     def restart(self, *, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Kill what is left of the server, and start the server again on the same ports.
-
-        Errors: those of `start`; the server is then not ready, and `restart` may be called again.
-        """
+        """Kill what is left, and start again on the same ports.  Errors: those of `start`; it may be called again."""
         self.kill_now()
         self._clean_up()
         self._start(cancelled)
@@ -215,7 +202,7 @@ class TritonServer:
             time.sleep(_POLL_S)
 
     def kill_now(self) -> None:
-        """Kill the server at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
+        """Kill the server at once, as a signal handler may; call `stop` afterwards."""
         if self._process is not None:
             # The stub processes of the Python backend belong to the server's process group and outlive a killed server.
             kill_group(self._process.pid)
@@ -233,7 +220,8 @@ class TritonServer:
             self._runtime = None
 
     def _command(self, backends: Path, prefix: str) -> list[str]:
-        host = self.options.host
+        host, secret = self.options.host, self.options.admin_secret
+        rule = f"{_ADMIN_APIS}:{ADMIN_HEADER}={secret}"
         return [
             str(self.install.binary),
             f"--model-repository={self.repository}",
@@ -249,7 +237,7 @@ class TritonServer:
             f"--grpc-port={self.grpc_port}",
             f"--metrics-address={self.options.metrics_host or host}",
             f"--metrics-port={self.metrics_port}",
-            *self.options.restrictions,
+            *([f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}"] if secret else []),
             *self.options.extra_arguments,
         ]
 
@@ -301,9 +289,6 @@ def _require_right_networks(grpc_url: str, repository: Path, limits: Mapping[str
     """Compare the outputs of networks with the reference outputs, for an image alone and for the largest batch.
 
     The networks of the Python backend compare themselves when they are loaded; Triton's own backends cannot.
-    limits: as in `ServedModels`.
-    Errors: ServerError when an output exceeds its limit, or has another shape, or when the server does not answer.
-    RepositoryError when the repository has no reference outputs.
     """
     import numpy as np
 

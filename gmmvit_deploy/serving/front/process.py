@@ -36,7 +36,6 @@ class FrontProcess:
 
     This process keeps the listening socket: while the front is started again, connections wait.
     Start it from a thread that lives as long as the service: Linux stops the front when this thread ends.
-    port: the port.
     """
 
     def __init__(
@@ -47,9 +46,7 @@ class FrontProcess:
         listener: socket.socket | None = None,
         on_log_line: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Start the front as a process of its own.
-
-        secret: the value of the header `FRONT_HEADER`, which the gateway adds to each request; None: without a gateway.
+        """secret: of the header `FRONT_HEADER`, which the gateway adds to each request; None: without a gateway.
         listener: the socket to listen on, which `stop` closes; None opens a free port of 127.0.0.1.
         on_log_line: called with a sentence when the front is started again.
         Errors: MissingDependencyError when a package of the extra ``serve`` is not installed.
@@ -90,7 +87,6 @@ class FrontProcess:
 
     @property
     def restarts(self) -> int:
-        """How often the front was started again."""
         return self._restarts.count
 
     @property
@@ -120,10 +116,7 @@ class FrontProcess:
         return answers(f"{self.url}{READY_PATH}")
 
     def wait_ready(self, timeout_s: float = 30.0, *, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Wait until the front is ready, or until ``cancelled`` returns True.
-
-        Errors: ServerError when the front ends, or is not ready in time.
-        """
+        """Wait until the front is ready or ``cancelled``.  Errors: ServerError when it ends, or is late."""
         deadline = time.monotonic() + timeout_s
         while not self.ready() and not cancelled():
             if self.poll() is not None:
@@ -144,7 +137,7 @@ class FrontProcess:
             self._process.wait()
 
     def kill_now(self) -> None:
-        """Kill the front at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
+        """Kill the front at once, as a signal handler may; call `stop` afterwards."""
         self._process.kill()
 
     def __enter__(self) -> FrontProcess:

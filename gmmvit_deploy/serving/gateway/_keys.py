@@ -27,7 +27,7 @@ _MAKE = "write a line NAME KEY for each client; type openssl rand -hex 32 to mak
 def read_keys(path: Path) -> dict[str, str]:
     """Return SHA-256 of the key, in upper-case hexadecimal digits → name of the client.
 
-    Errors: InputError when the file cannot be read, has no key, or has an invalid line. Messages contain no key.
+    Errors: InputError, whose message contains no key.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")

@@ -291,7 +291,7 @@ class Gateway:
             self._folder = None
 
     def kill_now(self) -> None:
-        """Kill HAProxy at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
+        """Kill HAProxy at once, as a signal handler may; call `stop` afterwards."""
         if self._haproxy is not None:
             self._haproxy.kill_now()
 

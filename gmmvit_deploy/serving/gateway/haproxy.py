@@ -57,11 +57,7 @@ def haproxy_version(program: Path) -> str:
 
 
 def check_config(program: Path, config: Path, *, sockets: Sequence[int] = ()) -> None:
-    """Check a configuration with ``haproxy -c``, without starting it.
-
-    sockets: the file descriptors that the configuration names.
-    Errors: ServerError with HAProxy's reasons.
-    """
+    """Check a configuration, which names the descriptors ``sockets``.  Errors: ServerError with HAProxy's reasons."""
     answer = subprocess.run(
         [str(program), "-c", "-f", str(config)], capture_output=True, text=True, timeout=60, pass_fds=sockets
     )
@@ -114,10 +110,7 @@ class HAProxy:
         return described_end(None if self._process is None else self._process.poll())
 
     def start(self) -> None:
-        """Start HAProxy, and wait until it answers.
-
-        Errors: ServerError when the configuration is refused or HAProxy does not start.
-        """
+        """Start HAProxy, and wait until it answers.  Errors: ServerError."""
         check_config(self._program, self._config, sockets=self._passed)
         self._process = launched(
             [self._program, "-db", "-f", self._config],
@@ -224,10 +217,7 @@ class HAProxy:
 
 
 def _wait_idle(connection: socket.socket, timeout_s: float) -> None:
-    """Wait until HAProxy has no request in progress, at two looks in sequence, or until the time is over.
-
-    connection: to HAProxy's socket, after the command ``prompt``.  Errors: OSError when HAProxy does not answer.
-    """
+    """Wait until HAProxy has no request in progress, at two looks in sequence, or until the time is over."""
     deadline, looks = time.monotonic() + timeout_s, 0
     while looks < 2 and time.monotonic() < deadline:
         connection.sendall(b"show sess\n")

@@ -22,10 +22,7 @@ _POLL_S = 0.05
 
 
 def first_upstreams(server: TritonServer, *, front: Front | None = None, rollouts: bool) -> tuple[Upstream, ...]:
-    """Return the servers with which the gateway starts.
-
-    front: the service behind ``/classify``, or None.  rollouts: True for a second, unused server.
-    """
+    """Return the servers with which the gateway starts.  rollouts: True for a second, unused server."""
     port = front.port if front is not None else 0
     if not rollouts:
         return (_upstream("triton", server, port),)
@@ -54,10 +51,7 @@ class Upstreams:
         return tuple(self._upstreams.values())
 
     def put(self, name: str, server: TritonServer, *, front_port: int = 0) -> None:
-        """Register a ready server, without requests.
-
-        front_port: of the service behind ``/classify`` that asks this server; 0 without the service.
-        """
+        """Register a ready server, without requests.  front_port: of its front, or 0."""
         self._upstreams[name] = replace(_upstream(name, server, front_port), weight=0)
         self._answer(f"del map bundles.map {name}")  # a name that was never used has no entry
         self._command(f"add map bundles.map {name} {server.models.bundle}")
