@@ -25,13 +25,12 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.serving.front.process import _EXIT_BEHIND_GATEWAY_S
 from gmmvit_deploy.serving.gateway.gateway import _STOP_S
 from gmmvit_deploy.serving.gateway.haproxy import _END_S
-from gmmvit_deploy.serving.processes import workers_of
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import _EXIT_S, ServerOptions
 from tests.certificates import self_signed
 from tests.haproxy import needs_haproxy
 from tests.kubernetes.made import object_in, write
-from tests.serving.commands import Serve
+from tests.serving.commands import Serve, stub_of
 from tests.serving.gateways import request as request_of
 from tests.serving.stand_in import MODEL, answers_held, infer_body, write_stand_in
 from tests.waiting import best_of, wait_until
@@ -127,10 +126,7 @@ def test_healthy_wrong_bundle_no_key_dead_worker_and_draining(pod: Pod) -> None:
 
 
 def _dead_worker(pod: Pod, where: dict[str, Any]) -> None:
-    (server,) = [int(line) for line in subprocess.run(
-        ["pgrep", "-P", str(pod.serve.process.pid), "tritonserver"], capture_output=True, text=True, check=True
-    ).stdout.split()]  # fmt: skip
-    (worker,) = [worker for worker in workers_of(server) if worker.model == "gmmvit_network"]
+    worker = stub_of(where["pid"], "gmmvit_network")
     # A supervisor that does nothing, or the server would be back at once.
     os.kill(pod.serve.process.pid, signal.SIGSTOP)
     try:

@@ -37,7 +37,7 @@ from tests.conftest import FREE_PORTS
 from tests.haproxy import needs_haproxy
 from tests.hostile import grpc_requests
 from tests.hostile.http_requests import Held
-from tests.serving.commands import Serve, processes_naming, wait_gone
+from tests.serving.commands import Serve, stub_of, wait_gone
 from tests.serving.gateways import (
     KEY,
     OTHER_KEY,
@@ -673,10 +673,7 @@ class TestReadiness:
             service.start(server, cancelled=lambda: False)
             for probe in ("live", "ready"):
                 assert request(gateway.http_url, f"/v2/health/{probe}", key=None).status == 200
-            (worker,) = [
-                pid for pid, command in processes_naming(f"{models}/gmmvit_network").items() if "stub" in command
-            ]
-            os.kill(worker, signal.SIGKILL)
+            os.kill(stub_of(server.pid, "gmmvit_network").pid, signal.SIGKILL)
             readiness = lambda: request(gateway.http_url, "/v2/health/ready", key=None).status  # noqa: E731
             wait_until(lambda: readiness() != 200, "a service that is not ready")
             assert readiness() == 503

@@ -169,31 +169,23 @@ def test_the_doctor_states_the_oldest_server_that_reads_a_graph(precise_bundle: 
     assert oldest not in checks["graphs/bf16.onnx"]
 
 
-def test_the_servers_onnxruntime_may_run_on_a_gpu(precise_bundle: Bundle, tmp_path: Path) -> None:
-    options = RepositoryOptions(backend="onnxruntime", runner=RunnerName("onnxruntime-cuda", "fp16"), instances=2)
-    repository_from_bundle(precise_bundle, tmp_path / "r", options)
-    path = tmp_path / "r" / "gmmvit_network" / "config.pbtxt"
-    text = " ".join(path.read_text().split())
-    assert 'backend: "onnxruntime"' in text
-    assert "instance_group { count: 2 kind: KIND_GPU }" in text
-    stated = 'gpu_execution_accelerator { name: "cuda" parameters { key: "use_tf32" value: "0" } }'
-    assert f"optimization {{ execution_accelerators {{ {stated} }} }}" in text
-    network = config(path)
-    (group,) = network.instance_group
-    assert (group.count, group.kind) == (2, model_config_pb2.ModelInstanceGroup.KIND_GPU)
-    others = [config(tmp_path / "r" / name / "config.pbtxt") for name in ("gmmvit", "gmmvit_preprocess")]
-    assert [other.instance_group[0].kind for other in others if other.instance_group] == [
-        model_config_pb2.ModelInstanceGroup.KIND_CPU
-    ]
-
-
-def test_the_servers_onnxruntime_may_build_on_load(precise_bundle: Bundle, tmp_path: Path) -> None:
-    options = RepositoryOptions(backend="onnxruntime", runner=RunnerName("onnxruntime-tensorrt", "fp16"))
+@pytest.mark.parametrize(
+    ("runtime", "parameters"), [("cuda", {"use_tf32": "0"}), ("tensorrt", {"precision_mode": "FP16"})]
+)
+def test_the_servers_onnxruntime_may_run_on_a_gpu(
+    runtime: str, parameters: dict[str, str], precise_bundle: Bundle, tmp_path: Path
+) -> None:
+    """The provider of TensorRT builds an engine from the same graph when the model is loaded."""
+    options = RepositoryOptions(backend="onnxruntime", runner=RunnerName(f"onnxruntime-{runtime}", "fp16"), instances=2)
     repository_from_bundle(precise_bundle, tmp_path / "r", options)
     network = config(tmp_path / "r" / "gmmvit_network" / "config.pbtxt")
+    assert network.backend == "onnxruntime"
     (accelerator,) = network.optimization.execution_accelerators.gpu_execution_accelerator
-    assert (accelerator.name, dict(accelerator.parameters)) == ("tensorrt", {"precision_mode": "FP16"})
-    assert network.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
+    assert (accelerator.name, dict(accelerator.parameters)) == (runtime, parameters)
+    (group,) = network.instance_group
+    assert (group.count, group.kind) == (2, model_config_pb2.ModelInstanceGroup.KIND_GPU)
+    preprocess = config(tmp_path / "r" / "gmmvit_preprocess" / "config.pbtxt")
+    assert preprocess.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_CPU
     copied = tmp_path / "r" / "gmmvit_network" / "1" / "model.onnx"
     assert copied.read_bytes() == (precise_bundle.path / "graphs/fp16.onnx").read_bytes()
 
