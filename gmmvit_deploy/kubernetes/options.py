@@ -9,6 +9,7 @@ from typing import Literal
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtimes.runners.names import runner_from
+from gmmvit_deploy.serving.gateway.options import MIN_BODY_BYTES
 
 _JOB_RUNNERS = ("onnxruntime", "openvino")
 """Runners whose packages are in the image for bulk work, which has no compiler, no PyTorch and no CUDA."""
@@ -135,8 +136,8 @@ class ManifestOptions(PodOptions):
     def __post_init__(self) -> None:
         names = {"--clients": self.clients, "--monitoring": self.monitoring}
         _require_valid(self, names, fetches=self.style == "deployment")
-        if self.max_body_bytes < 1024:
-            raise InputError(f"--max-body: expected at least 1024 bytes, got {self.max_body_bytes}")
+        if self.max_body_bytes < MIN_BODY_BYTES:
+            raise InputError(f"--max-body: expected at least {MIN_BODY_BYTES} bytes, got {self.max_body_bytes}")
         if not 2 <= self.min_pods <= self.max_pods:
             raise InputError(
                 "--replicas: expected 2 pods at least, and not more than the maximum, "

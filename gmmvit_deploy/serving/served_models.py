@@ -71,6 +71,10 @@ class Tuned:
         """⌊rate · bound⌋: with more images than this in the server, an image would wait longer than the limit."""
         return max(2, math.floor(self.rate * self.bound_ms / 1000))
 
+    @property
+    def queue_timeout_ms(self) -> int:
+        return max(1, round(self.bound_ms))
+
 
 def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
     """Read the models of a repository, or those that ``gmmvit serve`` makes of a bundle.  name: for a bundle.

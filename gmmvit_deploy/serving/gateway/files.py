@@ -63,7 +63,7 @@ def gateway_options(
     if in_flight is None:
         in_flight = tuned.in_flight if tuned else DEFAULT_IN_FLIGHT
     if timeout is None:
-        timeout = max(1, round(tuned.bound_ms)) if tuned else DEFAULT_QUEUE_TIMEOUT_MS
+        timeout = tuned.queue_timeout_ms if tuned else DEFAULT_QUEUE_TIMEOUT_MS
     return GatewayOptions(
         settings=replace(settings, in_flight=in_flight, queue_timeout_ms=timeout),
         binds=binds,

@@ -21,6 +21,7 @@ BLUE, GREEN = "blue", "green"
 """The names of the two servers of a service with rollouts."""
 UNUSED_ADDRESS = "127.0.0.1:1"
 """The address of a server that is not there; nothing is sent to it."""
+MIN_BODY_BYTES = 1024
 MAX_BODY_BYTES = 999_999_999
 """HAProxy compares lengths as signed numbers of 32 bits, so the gateway refuses a length of more than 9 digits."""
 MAX_JSON_BYTES = 4 * 2**20
@@ -75,7 +76,13 @@ class GatewaySettings:
     access_log: Path | None = None
 
     def __post_init__(self) -> None:
-        minima = {"max_body_bytes": 1024, "json_bytes": 0, "in_flight": 1, "queue_limit": 0, "queue_timeout_ms": 1}
+        minima = {
+            "max_body_bytes": MIN_BODY_BYTES,
+            "json_bytes": 0,
+            "in_flight": 1,
+            "queue_limit": 0,
+            "queue_timeout_ms": 1,
+        }
         for name, minimum in minima.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
