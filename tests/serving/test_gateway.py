@@ -31,7 +31,6 @@ from gmmvit_deploy.serving.gateway.gateway import Gateway, behind_gateway
 from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions, TritonServer
-from gmmvit_deploy.serving.service import Service
 from tests.certificates import self_signed
 from tests.conftest import FREE_PORTS
 from tests.haproxy import needs_haproxy
@@ -48,6 +47,7 @@ from tests.serving.gateways import (
     key_file,
     logits_of,
     request,
+    running_service,
 )
 from tests.serving.shared import MAX_BODY_BYTES, SECRET, Running, shared_service
 from tests.serving.stand_in import answers_held, sleeping_repository
@@ -667,10 +667,8 @@ class TestReadiness:
         """Triton itself says ready for ever after `kill -9` of the worker of the network."""
         models = tmp_path / "models"
         shutil.copytree(repository.path, models)
-        settings = GatewaySettings(keys=key_file(tmp_path), access_log=tmp_path / "access.log")
-        with Service(ServerOptions(**FREE_PORTS), settings) as service:
-            gateway, server = service.gateway, TritonServer(models, options=service.server_options)
-            service.start(server, cancelled=lambda: False)
+        with running_service(models, tmp_path) as service:
+            gateway, server = service.gateway, service.server
             for probe in ("live", "ready"):
                 assert request(gateway.http_url, f"/v2/health/{probe}", key=None).status == 200
             os.kill(stub_of(server.pid, "gmmvit_network").pid, signal.SIGKILL)
