@@ -125,24 +125,21 @@ def drained_under_load_s(folder: Path) -> float:
     """End a server under load with SIGTERM; return the seconds of its exit."""
     models = write_stand_in(folder / "models", delay_s=0.02)
     with Serve(models, "--log", str(folder / "log")) as running:
-        return _drained_s(running, Clients(running.ready()))
-
-
-def _drained_s(running: Serve, clients: Clients) -> float:
-    clients.start()
-    wait_until(lambda: len(clients.outcomes) >= 100, "100 answers")
-    began = time.monotonic()
-    running.process.send_signal(signal.SIGTERM)
-    status, errors = running.end(timeout_s=60)
-    ended = time.monotonic()
-    clients.end()
-    assert status == 0, errors
-    assert {outcome for when, _, outcome in clients.outcomes if when <= began} == {"200"}
-    refused = {"503", "ConnectionRefusedError", "ConnectionResetError", "RemoteDisconnected", "BrokenPipeError"}
-    assert {outcome for _, kind, outcome in clients.outcomes if kind != "grpc"} <= {"200", *refused}
-    over_grpc = {outcome for _, kind, outcome in clients.outcomes if kind == "grpc"}
-    assert over_grpc <= {"200", "StatusCode.UNAVAILABLE", "StatusCode.NOT_FOUND"}
-    return ended - began
+        clients = Clients(running.ready())
+        clients.start()
+        wait_until(lambda: len(clients.outcomes) >= 100, "100 answers")
+        began = time.monotonic()
+        running.process.send_signal(signal.SIGTERM)
+        status, errors = running.end(timeout_s=60)
+        ended = time.monotonic()
+        clients.end()
+        assert status == 0, errors
+        assert {outcome for when, _, outcome in clients.outcomes if when <= began} == {"200"}
+        refused = {"503", "ConnectionRefusedError", "ConnectionResetError", "RemoteDisconnected", "BrokenPipeError"}
+        assert {outcome for _, kind, outcome in clients.outcomes if kind != "grpc"} <= {"200", *refused}
+        over_grpc = {outcome for _, kind, outcome in clients.outcomes if kind == "grpc"}
+        assert over_grpc <= {"200", "StatusCode.UNAVAILABLE", "StatusCode.NOT_FOUND"}
+        return ended - began
 
 
 @needs_haproxy
@@ -169,43 +166,38 @@ def killed_and_drained_s(folder: Path) -> tuple[float, float]:
     models, log = write_stand_in(folder / "models", delay_s=0.02), folder / "access.log"
     gateway = ("--gateway", "--keys", str(key_file(folder)), "--allow-json", "10000", "--access-log", str(log))
     with Serve(models, *gateway) as running:
-        return _killed_and_drained_s(running, log)
-
-
-def _killed_and_drained_s(running: Serve, log: Path) -> tuple[float, float]:
-    where = running.ready()
-    clients = Clients(where, BEARER)
-    idle = http.client.HTTPConnection(clients._host, clients._port, timeout=30)
-    assert clients.ask(idle, "idle", 1.0)
-    unused = socket.create_connection((clients._host, clients._port))
-    clients.start()
-    clients.wait_for_answers()
-    os.kill(where["pid"], signal.SIGKILL)
-    killed = time.monotonic()
-    restarted = 'gmmvit_server_restarts_total{reason="exit"} 1'
-    wait_until(lambda: restarted in request(where["metrics"], "/metrics").body.decode(), "a restart of the server")
-    clients.wait_for_answers()
-    began = time.monotonic()
-    running.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: not Path(f"/proc/{where['gateway_pid']}").exists(), "the end of HAProxy")
-    haproxy_ended = time.monotonic()
-    status, errors = running.end(timeout_s=60)
-    clients.end()
-    assert status == 0, errors
-    assert idle.sock is not None
-    assert idle.sock.recv(100) == b""
-    idle.close()
-    unused.close()
-    later = [(kind, outcome) for when, kind, outcome in clients.outcomes if when > began]
-    # HAProxy may close a kept connection in the moment in which the client sends on it: it does not read that request.
-    closed = {"RemoteDisconnected", "ConnectionResetError", "BrokenPipeError"}
-    assert {outcome for kind, outcome in later if kind == "new"} <= {"200", "ConnectionRefusedError", *closed}
-    assert {outcome for kind, outcome in later if kind == "kept"} <= {"200", "ConnectionRefusedError", *closed}
-    assert {outcome for kind, outcome in later if kind == "grpc"} <= {"200", "StatusCode.UNAVAILABLE"}
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    complete = Counter(line["protocol"] for line in lines if line["status"] == 200 and line["end"] == "--")
-    answered = Counter(
-        "grpc" if kind == "grpc" else "http" for _, kind, outcome in clients.outcomes if outcome == "200"
-    )
-    assert complete == answered
-    return began - killed, haproxy_ended - began
+        where = running.ready()
+        clients = Clients(where, BEARER)
+        idle = http.client.HTTPConnection(clients._host, clients._port, timeout=30)
+        assert clients.ask(idle, "idle", 1.0)
+        unused = socket.create_connection((clients._host, clients._port))
+        clients.start()
+        clients.wait_for_answers()
+        os.kill(where["pid"], signal.SIGKILL)
+        killed = time.monotonic()
+        restarted = 'gmmvit_server_restarts_total{reason="exit"} 1'
+        wait_until(lambda: restarted in request(where["metrics"], "/metrics").body.decode(), "a restart of the server")
+        clients.wait_for_answers()
+        began = time.monotonic()
+        running.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: not Path(f"/proc/{where['gateway_pid']}").exists(), "the end of HAProxy")
+        haproxy_ended = time.monotonic()
+        status, errors = running.end(timeout_s=60)
+        clients.end()
+        assert status == 0, errors
+        assert idle.sock is not None
+        assert idle.sock.recv(100) == b""
+        idle.close()
+        unused.close()
+        later = [(kind, outcome) for when, kind, outcome in clients.outcomes if when > began]
+        # HAProxy may close a connection in the moment in which the client sends on it: it does not read that request.
+        closed = {"RemoteDisconnected", "ConnectionResetError", "BrokenPipeError"}
+        assert {outcome for kind, outcome in later if kind != "grpc"} <= {"200", "ConnectionRefusedError", *closed}
+        assert {outcome for kind, outcome in later if kind == "grpc"} <= {"200", "StatusCode.UNAVAILABLE"}
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        complete = Counter(line["protocol"] for line in lines if line["status"] == 200 and line["end"] == "--")
+        answered = Counter(
+            "grpc" if kind == "grpc" else "http" for _, kind, outcome in clients.outcomes if outcome == "200"
+        )
+        assert complete == answered
+        return began - killed, haproxy_ended - began
