@@ -180,11 +180,3 @@ def test_a_budget_below_the_input_of_the_network_is_refused(bundle: Bundle, tmp_
         repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(request_pixels=1023))
     with pytest.raises(InputError, match="request_pixels: expected at least 1, got 0"):
         RepositoryOptions(request_pixels=0)
-
-
-def test_serve_takes_the_budget_of_a_bundle_only(gmmvit, tmp_path: Path) -> None:
-    (tmp_path / "models" / "net").mkdir(parents=True)
-    (tmp_path / "models" / "net" / "config.pbtxt").write_text('backend: "onnxruntime"')
-    answer = gmmvit("serve", tmp_path / "models", "--request-pixels", "5000000")
-    assert answer.returncode == 1
-    assert "--request-pixels needs a bundle, got a repository" in answer.stderr

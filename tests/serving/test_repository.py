@@ -260,13 +260,3 @@ def test_the_committed_repository_is_what_we_write(tmp_path: Path, bundle: Bundl
                 for sample in model.model_warmup:
                     sample.batch_size, sample.name = 0, ""
             assert ours == theirs, relative
-
-
-def test_a_damaged_bundle_is_not_served(bundle: Bundle, tmp_path: Path, gmmvit) -> None:
-    path = tmp_path / "bundle"
-    shutil.copytree(bundle.path, path)
-    (path / "model.onnx").write_bytes(b"something else")
-    answer = gmmvit("repository", path, "-o", tmp_path / "r")
-    assert answer.returncode == 1
-    assert "the file was changed or damaged" in answer.stderr
-    assert not (tmp_path / "r").exists()

@@ -101,12 +101,6 @@ class TestAnswers:
         assert report.passed, report.failures()
         assert report.runners[0].check("served").details["joined"] > 0
 
-    def test_encoded_images(self, connection: TritonConnection, bundle: Bundle) -> None:
-        pixels, logits = bundle.golden()
-        images = as_bytes(*(encoded(Image.fromarray(image), "PNG") for image in pixels))
-        answers = connection.infer("gmmvit", "IMAGE", images)
-        assert float(np.abs(answers - logits).max()) < 1e-5
-
     @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])
     def test_formats(self, kind: str, connection: TritonConnection) -> None:
         assert connection.infer("gmmvit", "IMAGE", as_bytes(encoded(photo(60, 40), kind))).shape == (1, 10)
