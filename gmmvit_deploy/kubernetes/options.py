@@ -96,8 +96,8 @@ class PodOptions:
         return self.model.inside("/mnt/models") if self.model.claim else "/mnt/models"
 
 
-def _require_valid(options: PodOptions, names: Mapping[str, str], *, fetches: bool) -> None:
-    """Check what all pods have.  names: option → name in Kubernetes, or "".  fetches: a model at s3 needs an image."""
+def _require_valid(options: PodOptions, names: Mapping[str, str], style: str) -> None:
+    """Check what all pods have.  names: option → name in Kubernetes, or "".  KServe fetches a model at s3 itself."""
     for option, image in options.images.items():
         if _DIGEST.search(image):
             raise InputError(
@@ -107,9 +107,9 @@ def _require_valid(options: PodOptions, names: Mapping[str, str], *, fetches: bo
     for option, name in {"--object-name": options.name, **names}.items():
         if name and not _NAME.fullmatch(name):
             raise InputError(f"{option}: expected lower-case letters, digits and -, at most 50, got {name!r}")
-    if fetches and options.model.scheme == "s3" and not options.fetch_image:
+    if style != "kserve" and options.model.scheme == "s3" and not options.fetch_image:
         raise InputError(
-            "--model-uri s3://… without KServe needs --fetch-image, an image that copies the files",
+            f"--model-uri s3://… in the style {style} needs --fetch-image, an image that copies the files",
             hint="KServe's storage-initializer is such an image: --fetch-image IMAGE@sha256:…",
         )
 
@@ -135,7 +135,7 @@ class ManifestOptions(PodOptions):
 
     def __post_init__(self) -> None:
         names = {"--clients": self.clients, "--monitoring": self.monitoring}
-        _require_valid(self, names, fetches=self.style == "deployment")
+        _require_valid(self, names, self.style)
         if self.max_body_bytes < MIN_BODY_BYTES:
             raise InputError(f"--max-body: expected at least {MIN_BODY_BYTES} bytes, got {self.max_body_bytes}")
         if not 2 <= self.min_pods <= self.max_pods:
@@ -176,7 +176,7 @@ class JobOptions(PodOptions):
         return claims
 
     def __post_init__(self) -> None:
-        _require_valid(self, {}, fetches=True)
+        _require_valid(self, {}, "job")
         if self.parts < 1 or self.workers < 1:
             raise InputError(f"expected --parts and --workers of 1 at least, got {self.parts} and {self.workers}")
         if self.memory and not _MEMORY.fullmatch(self.memory):

@@ -129,6 +129,12 @@ def raw_answer(gateway: Running, data: bytes) -> bytes:
         return connection.makefile("rb").read()
 
 
+def json_request(value: int) -> bytes:
+    """Return a request whose pixels are JSON, each with this value."""
+    tensor = {"name": "pixels", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [value] * 3072}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
 class TestHttp:
     def test_a_key_opens_the_labels_of_a_photo(self, gateway: Running, bundle: Bundle) -> None:
         file = io.BytesIO()
@@ -224,8 +230,7 @@ class TestHttp:
         assert f"the limit is {MAX_BODY_BYTES} bytes" in answer.json()["error"]
 
     def test_no_number_of_json_wraps(self, gateway: Running) -> None:
-        tensor = {"name": "pixels", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [300] * 3072}
-        whole = json.dumps({"inputs": [tensor]}).encode()
+        whole = json_request(300)
         answer = request(gateway.http_url, INFER, whole)
         assert answer.status == 400
         assert "binary tensors" in answer.json()["error"]
@@ -237,8 +242,7 @@ class TestHttp:
     )
     def test_a_length_of_json_in_another_form(self, length: str, gateway: Running) -> None:
         """Triton takes +5 for 5; HAProxy compared such a length with no limit, 300 became 44, and brackets ended it."""
-        tensor = {"name": "pixels", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [300] * 3072}
-        body = json.dumps({"inputs": [tensor]}).encode()
+        body = json_request(300)
         headers = {"Inference-Header-Content-Length": length.format(len(body), len(body))}
         answer = request(gateway.http_url, INFER, body, headers=headers)
         assert (answer.status, "Inference-Header-Content-Length" in answer.json()["error"]) == (400, True)
@@ -282,8 +286,7 @@ class TestHttp:
 
     def test_json_for_those_who_must(self, open_gateway: Open) -> None:
         gateway = open_gateway(json_bytes=20_000)
-        tensor = {"name": "pixels", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [7] * 3072}
-        body = json.dumps({"inputs": [tensor]}).encode()
+        body = json_request(7)
         assert request(gateway.http_url, INFER, body).status == 200
         answer = request(gateway.http_url, INFER, body + b" " * 20_000)
         assert answer.status == 400

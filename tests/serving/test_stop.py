@@ -41,9 +41,11 @@ class Clients:
         self.threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        for target in (*[self.kept] * 4, *[self.new] * 2, *[self.grpc] * 2):
-            self.threads.append(threading.Thread(target=target))
-            self.threads[-1].start()
+        for kind in (*["kept"] * 4, *["new"] * 2):
+            self.threads.append(threading.Thread(target=self.http, args=(kind,)))
+        self.threads += [threading.Thread(target=self.grpc) for _ in range(2)]
+        for thread in self.threads:
+            thread.start()
 
     def end(self) -> None:
         self.done.set()
@@ -72,24 +74,15 @@ class Clients:
         self.note(kind, str(answer.status) if right else "wrong")
         return not answer.will_close
 
-    def kept(self) -> None:
+    def http(self, kind: str) -> None:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=30)
         for value in range(100_000):
             if self.done.is_set():
                 break
-            if not self.ask(connection, "kept", float(value)):
+            if not self.ask(connection, kind, float(value)) or kind == "new":
                 connection.close()
-                time.sleep(0.05)
+                time.sleep(0.05 if kind == "kept" else 0.02)
         connection.close()
-
-    def new(self) -> None:
-        for value in range(100_000):
-            if self.done.is_set():
-                break
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=30)
-            self.ask(connection, "new", float(value))
-            connection.close()
-            time.sleep(0.02)
 
     def grpc(self) -> None:
         client = tritonclient.grpc.InferenceServerClient(self._grpc)
