@@ -93,11 +93,14 @@ def _document(document: Any, path: str = NETWORK) -> list[Request]:
 
 
 def _binary(
-    header: Any, tensor: bytes, *, header_length: int | str | None = None, path: str = ENSEMBLE
+    tensor: bytes, *, count: int = 1, size: int | None = None, header_length: int | str | None = None
 ) -> list[Request]:
-    text = json.dumps(header).encode()
+    """Images behind JSON.  count: of the images, size: of the tensor, header_length: of the JSON, as it is stated."""
+    parameters = {"binary_data_size": len(tensor) if size is None else size}
+    image = {"name": "IMAGE", "shape": [count, 1], "datatype": "BYTES", "parameters": parameters}
+    text = json.dumps({"inputs": [image]}).encode()
     length = len(text) if header_length is None else header_length
-    return post(path, text + tensor, f"Inference-Header-Content-Length: {length}")
+    return post(ENSEMBLE, text + tensor, f"Inference-Header-Content-Length: {length}")
 
 
 def _signed(text: bytes) -> list[Request]:
@@ -114,20 +117,6 @@ def _endless(stated: int) -> list[Request]:
     """120 MB of a body of which the length is stated as more."""
     head = _head(NETWORK, f"Content-Length: {stated}", "Inference-Header-Content-Length: 0")
     return [Request(NETWORK, [head, *[bytes(1_000_000)] * 120])]
-
-
-def _images(tensor: bytes, count: int = 1, size: int | None = None) -> dict[str, Any]:
-    stated = len(tensor) if size is None else size
-    return {
-        "inputs": [
-            {
-                "name": "IMAGE",
-                "shape": [count, 1],
-                "datatype": "BYTES",
-                "parameters": {"binary_data_size": stated},
-            }
-        ]
-    }
 
 
 def region_key() -> str:
@@ -276,11 +265,9 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     "line breaks": lambda: _raw(b"\r\n" * 500_000),
     "expectation that nobody knows": lambda: post(NETWORK, b"{}", "Expect: 200-ok"),
     # Binary tensors
-    "header of binary tensors longer than the body": lambda: _binary(
-        _images(ONE_IMAGE), ONE_IMAGE, header_length=10**6
-    ),
-    "header of binary tensors below 0": lambda: _binary(_images(ONE_IMAGE), ONE_IMAGE, header_length=-5),
-    "header length of binary tensors that is a text": lambda: _binary(_images(b""), b"", header_length="ten"),
+    "header of binary tensors longer than the body": lambda: _binary(ONE_IMAGE, header_length=10**6),
+    "header of binary tensors below 0": lambda: _binary(ONE_IMAGE, header_length=-5),
+    "header length of binary tensors that is a text": lambda: _binary(b"", header_length="ten"),
     "header length of binary tensors with a sign, and nested lists": lambda: post(
         NETWORK, b"[" * 16_700_000, "Inference-Header-Content-Length: +16700000"
     ),
@@ -298,13 +285,10 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     ),
     "300 for UINT8 under a key that is there twice": lambda: _header(b'{"inputs":[],"inputs":[{"data":[[300]]}]}'),
     "unknown key with nested lists in the header of binary tensors": lambda: _header(b'{"x":' + b"[" * 4000),
-    "binary tensor shorter than stated": lambda: _binary(_images(ONE_IMAGE, size=10**9), ONE_IMAGE),
-    "image of 4 GB by its length prefix": lambda: _binary(_images(b"\xff" * 8), b"\xff" * 8),
-    "more images than lengths": lambda: _binary(_images(ONE_IMAGE, count=8), ONE_IMAGE),
-    "32 images of 49 million pixels": lambda: _binary(
-        _images((struct.pack("<I", len(bomb())) + bomb()) * 32, count=32),
-        (struct.pack("<I", len(bomb())) + bomb()) * 32,
-    ),
+    "binary tensor shorter than stated": lambda: _binary(ONE_IMAGE, size=10**9),
+    "image of 4 GB by its length prefix": lambda: _binary(b"\xff" * 8),
+    "more images than lengths": lambda: _binary(ONE_IMAGE, count=8),
+    "32 images of 49 million pixels": lambda: _binary((struct.pack("<I", len(bomb())) + bomb()) * 32, count=32),
     # The front
     "JSON to /classify": lambda: _document({"image": "a"}, CLASSIFY),
     "gzip to /classify": lambda: post(CLASSIFY, gzip.compress(PHOTO), "Content-Encoding: gzip"),
@@ -348,9 +332,7 @@ VALID: dict[str, Callable[[], list[Request] | Held]] = {
         LIVE, "X-Forwarded-For: 127.0.0.1", "X-Real-IP: 127.0.0.1", "X-Admin: secret"
     ),
     "secret of the front, guessed": lambda: post(CLASSIFY, PHOTO, "X-Gmmvit-Front: secret"),
-    "2**32 + 1 images in the shape, which is 1 in 32 bits": lambda: _binary(
-        _images(ONE_IMAGE, count=2**32 + 1), ONE_IMAGE
-    ),
+    "2**32 + 1 images in the shape, which is 1 in 32 bits": lambda: _binary(ONE_IMAGE, count=2**32 + 1),
     "10,000 values in the query": lambda: post(f"{CLASSIFY}?{'&'.join(['top=1'] * 10_000)}", PHOTO),
 }
 """Requests that a server may answer: they are unusual, or others must be answered meanwhile."""

@@ -7,13 +7,7 @@ A list of predictions for each image, in the order of the images. For a multi-la
 label's ``"threshold"``, and ``"present"``: true if the probability reaches it; all present labels are listed.
 
 A refused request gets ``{"error": …}``, with ``"image"``, the position of the image that is the reason, if the reason
-is an image:
-
-    400  bad image, too many images or pixels, bad ``top``     413  body too large
-    403  not the gateway; page of another origin               415  no image, or a compressed body
-    404, 405  another path or method                           503  overload, with Retry-After
-    408  the body did not arrive                               502, 504  the server failed, or did not answer
-    411  no content-length
+is an image. docs/pages/clients.md lists the statuses.
 
 Behind a gateway, requests wait in the gateway, and need its secret. Without a gateway, the front listens on loopback,
 admits only this machine (`_only_this_machine`), and also answers ``GET /`` with a page to drop an image on.
