@@ -19,6 +19,7 @@ from tests.cli.terminal import gmmvit_here
 from tests.serving.commands import Serve
 
 
+@pytest.mark.nightly
 @pytest.mark.integration
 def test_the_choice_is_served_and_stated(precise_bundle: Bundle, tmp_path: Path) -> None:
     bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:fp16")
