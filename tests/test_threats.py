@@ -23,7 +23,7 @@ SHOWN_BY = {
     ),
     "changes of Triton's logs, shared memory, models": (
         "tests/serving/test_gateway.py::test_everything_else_is_404",
-        "tests/serving/test_gateway.py::test_the_server_s_administration_needs_the_secret",
+        "tests/serving/test_gateway.py::test_administration_needs_the_secret",
     ),
     "too large requests": ("tests/serving/test_gateway.py::test_too_large",),
     "300 in JSON for uint8, which Triton reads as 44": ("tests/serving/test_gateway.py::test_no_number_of_json_wraps",),

@@ -205,7 +205,7 @@ class TestHttp:
             ("GET", "/v2/models/gmmvit_network/stats"),
         ],
     )
-    def test_the_server_s_administration_needs_the_secret(self, method: str, path: str, triton: Running) -> None:
+    def test_administration_needs_the_secret(self, method: str, path: str, triton: Running) -> None:
         for secret, status in (("", 403), ("wrong", 403), (SECRET, 200)):
             headers = {ADMIN_HEADER: secret} if secret else {}
             assert request(triton.http_url, path, method=method, headers=headers).status == status
@@ -417,7 +417,7 @@ class TestGrpc:
             stats, _ = stub.call("ModelStatistics", service_pb2.ModelStatisticsRequest(name="gmmvit_network"))
             assert stats.model_stats[0].name == "gmmvit_network"
 
-    def test_the_server_s_statistics_need_the_secret(self, triton: Running) -> None:
+    def test_statistics_need_the_secret(self, triton: Running) -> None:
         statistics = service_pb2.ModelStatisticsRequest(name="gmmvit_network")
         with Stub(triton.grpc_url) as stub:
             assert stub.code("ModelStatistics", statistics)[0] == grpc.StatusCode.UNAVAILABLE
