@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from tests.kubernetes.made import object_in, write
 from tests.serving.commands import Serve, stub_of
 from tests.serving.gateways import request as request_of
 from tests.serving.stand_in import MODEL, answers_held, infer_body, write_stand_in
+from tests.serving.threads import in_threads
 from tests.waiting import best_of, wait_until
 
 pytestmark = [needs_haproxy, pytest.mark.integration]
@@ -172,26 +172,19 @@ def test_a_probe_takes_less_than_its_timeout(name: str, pod: Pod) -> None:
 def clients(pod: Pod, number: int, *, times: int) -> Iterator[list[tuple[float, int]]]:
     """Repeat a request of the stand-in from several clients, and yield what they got: (time, status)."""
     outcomes: list[tuple[float, int]] = []
-    done = threading.Event()
 
-    def repeat() -> None:
+    def repeat(ended: threading.Event) -> None:
         context = ssl.create_default_context(cafile=pod.certificate)
         kept = http.client.HTTPSConnection("127.0.0.1", pod.port, timeout=30, context=context)
         for _ in range(times):
-            if done.is_set():
+            if ended.is_set():
                 break
             answer = request_of("", f"/v2/models/{MODEL}/infer", infer_body(1.0), key=KEY, connection=kept)
             outcomes.append((time.monotonic(), answer.status))
         kept.close()
 
-    with ThreadPoolExecutor(number) as pool:
-        sent = [pool.submit(repeat) for _ in range(number)]
-        try:
-            yield outcomes
-        finally:
-            done.set()
-    for future in sent:
-        future.result()
+    with in_threads(repeat, number):
+        yield outcomes
 
 
 @pytest.fixture
