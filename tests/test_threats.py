@@ -12,7 +12,7 @@ SHOWN_BY = {
     "somebody reads the traffic": ("tests/serving/test_gateway_config.py::test_other_machines_only_with_tls",),
     "277 bytes of compressed JSON that end an unprotected Triton": (
         "tests/serving/test_gateway.py::test_the_277_bytes_that_end_a_server",
-        "tests/serving/test_hostile_requests.py::test_deep_nesting",
+        "tests/serving/test_hostile_requests.py::test_the_same_server_answers_after_deep_nesting",
     ),
     "malicious requests with a key": (
         "tests/serving/test_supervisor.py::test_a_killed_process_under_load_is_back_within_ten_seconds",
@@ -23,7 +23,7 @@ SHOWN_BY = {
     ),
     "changes of Triton's logs, shared memory, models": (
         "tests/serving/test_gateway.py::test_everything_else_is_404",
-        "tests/serving/test_admin_secret.py::test_http_needs_the_secret",
+        "tests/serving/test_gateway.py::test_administration_needs_the_secret",
     ),
     "too large requests": ("tests/serving/test_gateway.py::test_too_large",),
     "300 in JSON for uint8, which Triton reads as 44": ("tests/serving/test_gateway.py::test_no_number_of_json_wraps",),
@@ -50,7 +50,9 @@ SHOWN_BY = {
     "a kill during a rollout": (
         "tests/serving/rollout/test_kills.py::test_a_kill_leaves_a_service_that_serves_what_its_state_names",
     ),
-    "another user of the machine": ("tests/serving/test_admin_secret.py::test_inferences_and_configurations_do_not",),
+    "another user of the machine": (
+        "tests/serving/test_gateway.py::test_inferences_and_configurations_need_no_secret",
+    ),
 }
 """Row of the page → tests, each as FILE::FUNCTION, and scripts."""
 

@@ -81,9 +81,9 @@ def repository(
     from gmmvit_deploy.bundle.artifacts import open_bundle
     from gmmvit_deploy.inference.cores import cores
     from gmmvit_deploy.runtimes.engines.card import open_engine
-    from gmmvit_deploy.serving.chosen import resolved_options
     from gmmvit_deploy.serving.options import RepositoryOptions
     from gmmvit_deploy.serving.repository import repository_from_bundle
+    from gmmvit_deploy.serving.repository_runner import resolved_options
 
     named = None if runner is None else runner_from(runner)
     default: Backend = "onnxruntime" if named is not None and named.name in ON_GPUS else "python"

@@ -29,12 +29,12 @@ from gmmvit_deploy.measure.load import Work, drive
 from gmmvit_deploy.progress import OnProgress, Progress, detailed, ignore
 from gmmvit_deploy.reports.reporting import described_bundle, plain
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
-from gmmvit_deploy.serving.chosen import resolved_options
 from gmmvit_deploy.serving.installs import find_server
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.processes import peak_bytes
 from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.repository_runner import resolved_options
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
 _FORMAT = "gmmvit-tuning/1"

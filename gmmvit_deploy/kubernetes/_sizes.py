@@ -111,7 +111,7 @@ def sizes_from_measurement(measurement: Measurement, max_body_bytes: int) -> Siz
     return Sizes(
         shm_mib=shm_mib,
         in_flight=in_flight,
-        queue_timeout_ms=max(1, round(measurement.tuned.bound_ms)),
+        queue_timeout_ms=measurement.tuned.queue_timeout_ms,
         runtime=measurement.runner.runtime if measurement.settings["backend"] == "python" else "",
         cpu=str(measurement.instances * measurement.threads + 1),
         memory=f"{_up(1.25 * measurement.peak_bytes / _MIB + shm_mib + _BESIDE_MIB)}Mi",

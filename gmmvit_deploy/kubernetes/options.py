@@ -9,6 +9,7 @@ from typing import Literal
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtimes.runners.names import runner_from
+from gmmvit_deploy.serving.gateway.options import MIN_BODY_BYTES
 
 _JOB_RUNNERS = ("onnxruntime", "openvino")
 """Runners whose packages are in the image for bulk work, which has no compiler, no PyTorch and no CUDA."""
@@ -95,25 +96,18 @@ class PodOptions:
         return self.model.inside("/mnt/models") if self.model.claim else "/mnt/models"
 
 
-def _require_digests(images: Mapping[str, str]) -> None:
-    """Check that what follows an @ in the images, by option, is a digest.  Errors: InputError."""
-    for option, image in images.items():
+def _require_valid(options: PodOptions, names: Mapping[str, str], style: str) -> None:
+    """Check what all pods have.  names: option → name in Kubernetes, or "".  KServe fetches a model at s3 itself."""
+    for option, image in options.images.items():
         if _DIGEST.search(image):
             raise InputError(
                 f"{option} {image}: expected 64 hexadecimal digits behind @sha256:",
                 hint=f"docker buildx imagetools inspect {image.partition('@')[0]} prints the digest",
             )
-
-
-def _require_names(names: Mapping[str, str]) -> None:
-    """Check that names, by option, are valid in Kubernetes or "".  Errors: InputError."""
-    for option, name in names.items():
+    for option, name in {"--object-name": options.name, **names}.items():
         if name and not _NAME.fullmatch(name):
             raise InputError(f"{option}: expected lower-case letters, digits and -, at most 50, got {name!r}")
-
-
-def _require_fetch_image(options: PodOptions, style: str) -> None:
-    if options.model.scheme == "s3" and not options.fetch_image:
+    if style != "kserve" and options.model.scheme == "s3" and not options.fetch_image:
         raise InputError(
             f"--model-uri s3://… in the style {style} needs --fetch-image, an image that copies the files",
             hint="KServe's storage-initializer is such an image: --fetch-image IMAGE@sha256:…",
@@ -140,12 +134,10 @@ class ManifestOptions(PodOptions):
     max_pods: int = 10
 
     def __post_init__(self) -> None:
-        _require_digests(self.images)
-        _require_names({"--object-name": self.name, "--clients": self.clients, "--monitoring": self.monitoring})
-        if self.style == "deployment":
-            _require_fetch_image(self, self.style)
-        if self.max_body_bytes < 1024:
-            raise InputError(f"--max-body: expected at least 1024 bytes, got {self.max_body_bytes}")
+        names = {"--clients": self.clients, "--monitoring": self.monitoring}
+        _require_valid(self, names, self.style)
+        if self.max_body_bytes < MIN_BODY_BYTES:
+            raise InputError(f"--max-body: expected at least {MIN_BODY_BYTES} bytes, got {self.max_body_bytes}")
         if not 2 <= self.min_pods <= self.max_pods:
             raise InputError(
                 "--replicas: expected 2 pods at least, and not more than the maximum, "
@@ -184,9 +176,7 @@ class JobOptions(PodOptions):
         return claims
 
     def __post_init__(self) -> None:
-        _require_digests(self.images)
-        _require_names({"--object-name": self.name})
-        _require_fetch_image(self, "job")
+        _require_valid(self, {}, "job")
         if self.parts < 1 or self.workers < 1:
             raise InputError(f"expected --parts and --workers of 1 at least, got {self.parts} and {self.workers}")
         if self.memory and not _MEMORY.fullmatch(self.memory):

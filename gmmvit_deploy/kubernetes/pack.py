@@ -23,10 +23,10 @@ from gmmvit_deploy.files.writing import new_folder
 from gmmvit_deploy.kubernetes._sizes import measurement_from_file
 from gmmvit_deploy.kubernetes.templates import docker_file
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_from
-from gmmvit_deploy.serving.chosen import with_runner
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.repository_runner import with_runner
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
 
 Contents = Literal["repository", "bundle"]

@@ -80,11 +80,9 @@ class Answer:
 
 
 def probe_of_model(address: Address, model: str, *, timeout_s: float = 10.0) -> Probe | None:
-    """Make the probe of a model from the configuration that the server reports.
+    """Make the probe of a model from the configuration that the server reports; None if no example is known.
 
-    Returns None for a model with inputs of which no example is known.
-    Errors: OverloadError when the server refuses requests for now.  ServerError when the server does not report the
-    configuration.
+    Errors: OverloadError when the server refuses requests for now, else ServerError.
     """
     connection = address.connect(timeout_s)
     try:

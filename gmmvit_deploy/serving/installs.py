@@ -58,10 +58,7 @@ class ServerInstall:
 
     @property
     def backend_names(self) -> tuple[str, ...]:
-        names = (
-            {folder.name for folder in self.backends.iterdir() if folder.is_dir()} if self.backends.is_dir() else set()
-        )
-        return tuple(sorted(names))
+        return tuple(sorted(folder.name for folder in self.backends.glob("*") if folder.is_dir()))
 
     @property
     def best_backend(self) -> Literal["onnxruntime", "python"]:
@@ -72,9 +69,7 @@ class ServerInstall:
 def find_server(given: Path | None = None, *, on_progress: OnProgress = ignore) -> ServerInstall:
     """Return the server at ``given``, else the server on PATH, else the server of the nvidia-pytriton wheel.
 
-    The wheel is downloaded if it is neither installed nor in the cache; ``on_progress`` is called before.
-    Errors: those of `wheel_server`, and
-        ServerError: ``given`` is not an executable file.
+    Errors: those of `system_server` and `wheel_server`.
     """
     if given is not None:
         return system_server(given)
@@ -99,8 +94,7 @@ def system_server(binary: Path) -> ServerInstall:
 def wheel_server(on_progress: OnProgress = ignore) -> ServerInstall:
     """Return the server of the nvidia-pytriton wheel, which is downloaded if it is not here.
 
-    Errors: those of `wheel_folder`, and
-        ServerError: the wheel does not support this Python version or this build of Python.
+    Errors: those of `wheel_folder`, and ServerError for a Python without a stub, or without a shared libpython.
     """
     packages = wheel_folder(on_progress)
     root = packages / "pytriton" / "tritonserver"

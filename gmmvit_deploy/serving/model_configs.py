@@ -16,13 +16,13 @@ converted to text. As a check, the text is parsed again, and the parsed protobuf
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.bundle.variants import VariantRecord, record_file, record_of
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import sha256_of_file
-from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
 from gmmvit_deploy.inference.cores import cores
 from gmmvit_deploy.inference.precision import QUANTIZED, SPECS
 from gmmvit_deploy.inference.runner_name import RunnerName
@@ -44,7 +44,7 @@ WORKER_REQUESTS = 2
 
 
 def model_configs(bundle: Bundle, options: RepositoryOptions, card: EngineCard | None = None) -> dict[str, Any]:
-    """Return model name → ``ModelConfig`` protobuf for the models of a repository.
+    """Return model name → ``ModelConfig`` protobuf for the models of a repository; clients call the first.
 
     A bundle without mean and std has only the network: preprocessing and ensembles need a normalisation. A bundle
     without logits has no labels.
@@ -53,19 +53,15 @@ def model_configs(bundle: Bundle, options: RepositoryOptions, card: EngineCard |
     runner = RunnerName(card.flavor, card.precision) if card is not None else options.runner
     if runner is None:
         raise RepositoryError(f"{bundle.path}: the options of the repository state no runner")
-    configs = {options.network: _network(bundle, options, runner, card)}
+    configs = [_network(bundle, options, runner, card)]
     if bundle.manifest.image.normalisation is not None:
-        configs[options.preprocess] = _preprocess(bundle, options)
-        configs[options.name] = ensemble = _ensemble(bundle, options)
+        configs = [_ensemble(bundle, options, options.name), *configs, _preprocess(bundle, options)]
         if bundle.manifest.has_logits:
-            multi = bundle.manifest.task == "multi-label"
-            configs[options.labels] = _labels_config(ensemble, options.labels, multi_label=multi)
-            configs[options.classify] = _classify_config(
-                ensemble, options.classify, labels=options.labels, multi_label=multi
-            )
-    for config in configs.values():
-        config.parameters["gmmvit_runner"].string_value = str(runner)
-    return configs
+            configs.insert(1, _ensemble(bundle, options, options.classify))
+            configs.append(_labels(bundle, options))
+    for config in configs:
+        _state(config, {"gmmvit_runner": str(runner)})
+    return {config.name: config for config in configs}
 
 
 def config_text(config: Any) -> str:
@@ -88,16 +84,20 @@ def _protobuf() -> Any:
 
 def _skeleton(bundle: Bundle, name: str) -> Any:
     config = _protobuf().ModelConfig(name=name, max_batch_size=bundle.manifest.max_batch)
-    parameters = {
+    stated = {
         "gmmvit_bundle_sha256": bundle.sha256,
         "gmmvit_checkpoint_sha256": bundle.manifest.checkpoint["sha256"],
         "gmmvit_labels": json.dumps(bundle.manifest.labels),
         "gmmvit_task": bundle.manifest.task,
         "gmmvit_thresholds": json.dumps(bundle.manifest.thresholds),
     }
+    _state(config, stated)
+    return config
+
+
+def _state(config: Any, parameters: Mapping[str, str]) -> None:
     for key, value in parameters.items():
         config.parameters[key].string_value = value
-    return config
 
 
 def _input_tensor(bundle: Bundle) -> dict[str, Any]:
@@ -118,23 +118,20 @@ def _network(bundle: Bundle, options: RepositoryOptions, runner: RunnerName, car
     config = _skeleton(bundle, options.network)
     if card is not None:
         config.max_batch_size = min(config.max_batch_size, card.max_batch)
-        config.parameters["gmmvit_plan_sha256"].string_value = card.sha256["plan"]
+        _state(config, {"gmmvit_plan_sha256": card.sha256["plan"]})
     record = _record_served(bundle, runner, card)
     if record is not None or runner.precision not in QUANTIZED:
         limits = output_limits(bundle, runner.precision, runner.form)
-        config.parameters["reference_limits"].string_value = json.dumps(limits)
+        _state(config, {"reference_limits": json.dumps(limits)})
     if record is not None:
-        for key, value in _evidence(bundle, record).items():
-            config.parameters[key].string_value = value
+        _state(config, _evidence(bundle, record))
     config.backend = options.backend
     config.input.add(**_input_tensor(bundle))
     _add_outputs(config, bundle)
     kind = pb.ModelInstanceGroup.KIND_GPU if options.on_gpu else pb.ModelInstanceGroup.KIND_CPU
     group = config.instance_group.add(count=options.instances, kind=kind)
     if card is not None and len(card.profiles) > 1:
-        group.profile.extend(
-            str(index) for index in range(len(card.profiles))
-        )  # by default Triton uses only the first profile
+        group.profile.extend(map(str, range(len(card.profiles))))  # by default Triton uses only the first profile
     if options.accelerator:
         accelerator = config.optimization.execution_accelerators.gpu_execution_accelerator.add(name=options.accelerator)
         if options.accelerator == "cuda":
@@ -146,14 +143,9 @@ def _network(bundle: Bundle, options: RepositoryOptions, runner: RunnerName, car
     if options.backend == "onnxruntime":
         # Without a number, ONNX Runtime starts a thread for each core of the machine, and binds each thread to a core,
         # also to cores outside the affinity.
-        config.parameters["intra_op_thread_count"].string_value = str(options.threads or cores())
+        _state(config, {"intra_op_thread_count": str(options.threads or cores())})
     if options.backend == "python":
-        settings = {
-            "threads": str(options.threads),
-            "chunk": str(options.chunk),
-        }
-        for key, value in settings.items():
-            config.parameters[key].string_value = value
+        _state(config, {"threads": str(options.threads), "chunk": str(options.chunk)})
     for batch in sorted({1, config.max_batch_size}):
         sample = config.model_warmup.add(name=f"batch {batch}", batch_size=batch)
         tensor = _input_tensor(bundle)
@@ -162,10 +154,7 @@ def _network(bundle: Bundle, options: RepositoryOptions, runner: RunnerName, car
 
 
 def _record_served(bundle: Bundle, runner: RunnerName, card: EngineCard | None) -> VariantRecord | None:
-    """Return the record of the quantised graph that is served.
-
-    None in other precisions, and for an engine from a graph that is no longer in the bundle.
-    """
+    """Return the record of a quantised graph; None for an engine from a graph that is no longer in the bundle."""
     record = record_of(bundle, runner.precision, runner.form) if runner.precision in QUANTIZED else None
     return None if record and card and card.sha256["onnx"] != record.onnx_sha256 else record
 
@@ -188,13 +177,8 @@ def _preprocess(bundle: Bundle, options: RepositoryOptions) -> Any:
     config.output.add(**_input_tensor(bundle))
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
     config.dynamic_batching.max_queue_delay_microseconds = 0
-    if bundle.manifest.image.normalisation is None:
-        raise RepositoryError(
-            f"{bundle.path}: the bundle has no mean and std, which the preprocessing model needs",
-            hint=STATE_PREPROCESSING,
-        )
     settings = {**bundle.manifest.image.to_json(), "threads": options.preprocess_threads}
-    config.parameters["preprocessing"].string_value = json.dumps(settings)
+    _state(config, {"preprocessing": json.dumps(settings)})
     _state_pixels(config, bundle, options)
     sample = config.model_warmup.add(name="one image", batch_size=1)
     sample.inputs[IMAGE_INPUT].CopyFrom(
@@ -211,68 +195,43 @@ def _state_pixels(config: Any, bundle: Bundle, options: RepositoryOptions) -> No
             f"got {options.request_pixels}",
             hint=f"type --request-pixels {DEFAULT_REQUEST_PIXELS}, the default",
         )
-    config.parameters["request_pixels"].string_value = str(options.request_pixels)
-    config.parameters["worker_pixels"].string_value = str(WORKER_REQUESTS * options.request_pixels)
+    waiting = WORKER_REQUESTS * options.request_pixels
+    _state(config, {"request_pixels": str(options.request_pixels), "worker_pixels": str(waiting)})
 
 
-def _ensemble(bundle: Bundle, options: RepositoryOptions) -> Any:
-    pb = _protobuf()
-    config = _skeleton(bundle, options.name)
+def _ensemble(bundle: Bundle, options: RepositoryOptions, name: str) -> Any:
+    """Return the ensemble from images to the outputs of the network, or to labels if its name is that of `classify`."""
+    config = _skeleton(bundle, name)
     _state_pixels(config, bundle, options)
     config.platform = "ensemble"
-    config.input.add(name=IMAGE_INPUT, data_type=pb.TYPE_STRING, dims=[1])
-    _add_outputs(config, bundle)
+    config.input.add(name=IMAGE_INPUT, data_type=_protobuf().TYPE_STRING, dims=[1])
     between = bundle.manifest.input_kind
-    first = config.ensemble_scheduling.step.add(model_name=options.preprocess, model_version=-1)
-    first.input_map[IMAGE_INPUT] = IMAGE_INPUT
-    first.output_map[between] = between
-    second = config.ensemble_scheduling.step.add(model_name=options.network, model_version=-1)
-    second.input_map[between] = between
-    for name in bundle.manifest.output_names:
-        second.output_map[name] = name
+    _add_step(config, options.preprocess, [IMAGE_INPUT], [between])
+    if name == options.name:
+        _add_outputs(config, bundle)
+        _add_step(config, options.network, [between], bundle.manifest.output_names)
+    else:
+        _add_label_outputs(config, bundle)
+        _add_step(config, options.network, [between], [_LOGITS])
+        _add_step(config, options.labels, [_LOGITS], [output.name for output in config.output])
     return config
 
 
-def _labels_config(ensemble: Any, name: str, *, multi_label: bool) -> Any:
-    """Return the configuration of the model that turns logits into labels.
+def _add_step(config: Any, model: str, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    step = config.ensemble_scheduling.step.add(model_name=model, model_version=-1)
+    step.input_map.update(zip(inputs, inputs, strict=True))
+    step.output_map.update(zip(outputs, outputs, strict=True))
 
-    ensemble: the configuration of the ensemble from images to logits.
-    """
-    (logits,) = [output for output in ensemble.output if output.name == _LOGITS]
-    config = type(ensemble)(name=name, backend="python", max_batch_size=ensemble.max_batch_size)
-    for key in (
-        "gmmvit_bundle_sha256",
-        "gmmvit_checkpoint_sha256",
-        "gmmvit_labels",
-        "gmmvit_task",
-        "gmmvit_thresholds",
-    ):
-        config.parameters[key].CopyFrom(ensemble.parameters[key])
-    config.input.add(name=_LOGITS, data_type=logits.data_type, dims=logits.dims)
-    _add_label_outputs(config, multi_label=multi_label)
-    config.instance_group.add(count=1, kind="KIND_CPU")
+
+def _labels(bundle: Bundle, options: RepositoryOptions) -> Any:
+    pb = _protobuf()
+    config = _skeleton(bundle, options.labels)
+    config.backend = "python"
+    (shape,) = [output.shape for output in bundle.manifest.outputs if output.name == _LOGITS]
+    config.input.add(name=_LOGITS, data_type=pb.TYPE_FP32, dims=shape)
+    _add_label_outputs(config, bundle)
+    config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
     config.dynamic_batching.max_queue_delay_microseconds = 0
-    return config
-
-
-def _classify_config(ensemble: Any, name: str, *, labels: str, multi_label: bool) -> Any:
-    """Return the configuration of the ensemble that answers images with labels.
-
-    ensemble: the configuration of the ensemble from images to logits.
-    labels: the name of the model of `_labels_config`.
-    """
-    config = type(ensemble)()
-    config.CopyFrom(ensemble)
-    config.name = name
-    del config.output[:]
-    _add_label_outputs(config, multi_label=multi_label)
-    network = config.ensemble_scheduling.step[-1]
-    network.output_map.clear()
-    network.output_map[_LOGITS] = _LOGITS
-    last = config.ensemble_scheduling.step.add(model_name=labels, model_version=-1)
-    last.input_map[_LOGITS] = _LOGITS
-    for output in config.output:
-        last.output_map[output.name] = output.name
     return config
 
 
@@ -281,9 +240,9 @@ def answers_labels(config: Any) -> bool:
     return any(output.name == _LABEL for output in config.output)
 
 
-def _add_label_outputs(config: Any, *, multi_label: bool) -> None:
+def _add_label_outputs(config: Any, bundle: Bundle) -> None:
     types = {_LABEL: "TYPE_STRING", "probability": "TYPE_FP32", "index": "TYPE_INT32"}
-    if multi_label:
+    if bundle.manifest.task == "multi-label":
         types["present"] = "TYPE_BOOL"
     for name, data_type in types.items():
         config.output.add(name=name, data_type=data_type, dims=[-1])  # the number of labels depends on the request

@@ -8,14 +8,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from gmmvit_deploy.errors import ServerError
 
+_LAUNCHER = Path(__file__).parents[1] / "files" / "_launch.py"
 _STUB = "triton_python_b"  # Linux keeps 15 characters of triton_python_backend_stub
 _TICKS = os.sysconf("SC_CLK_TCK")
 _DEAD = "ZX"
@@ -34,8 +38,7 @@ class Worker:
     started: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stat:
+class _Stat(NamedTuple):
     """Fields of /proc/PID/stat.  cpu_ticks: time in user and kernel mode."""
 
     name: str
@@ -52,13 +55,8 @@ def _stat(pid: int) -> _Stat | None:
         return None
     before, _, after = text.rpartition(")")  # the name may have spaces and brackets
     fields = after.split()
-    return _Stat(
-        name=before.partition("(")[2],
-        state=fields[0],
-        parent=int(fields[1]),
-        cpu_ticks=int(fields[11]) + int(fields[12]),
-        started=int(fields[19]),
-    )
+    ticks = int(fields[11]) + int(fields[12])
+    return _Stat(before.partition("(")[2], fields[0], int(fields[1]), ticks, int(fields[19]))
 
 
 def workers_of(server: int) -> tuple[Worker, ...]:
@@ -92,10 +90,9 @@ def cpu_seconds(pids: Sequence[int]) -> float:
 
 
 def peak_bytes(pids: tuple[int, ...]) -> int:
-    """Return the sum of the largest resident sizes that these processes had, in bytes.
+    """Return the sum of the largest resident sizes that these processes had, in bytes; 0 for one that has ended.
 
-    Pages that processes share count once for each process, so the sum is an upper bound. A process that has ended
-    counts 0.
+    Pages that processes share count once for each process, so the sum is an upper bound.
     """
     total = 0
     for pid in pids:
@@ -105,6 +102,20 @@ def peak_bytes(pids: tuple[int, ...]) -> int:
     return total
 
 
+def launched(command: Sequence[str | Path], *options: str, **how: Any) -> subprocess.Popen[str]:
+    """Start a program that Linux ends when this thread ends.  Ctrl-C reaches only this process.
+
+    options: of the launcher `_launch.py`.  how: as for `subprocess.Popen`.
+    """
+    launcher = [sys.executable, "-I", str(_LAUNCHER), *options, str(os.getpid())]
+    return subprocess.Popen([*launcher, *map(str, command)], text=True, start_new_session=True, **how)
+
+
+def described_end(status: int | None) -> str:
+    """Return how a process ended, such as ``signal SIGKILL``.  status: as `subprocess.Popen.poll` returns it."""
+    return f"exit status {status}" if status is None or status >= 0 else f"signal {signal.Signals(-status).name}"
+
+
 def kill_group(leader: int) -> None:
     """Kill every process of a process group."""
     with contextlib.suppress(ProcessLookupError):  # the processes of the group may have ended already
@@ -112,10 +123,7 @@ def kill_group(leader: int) -> None:
 
 
 class Restarts:
-    """Counts the restarts of a process, and allows five in a minute.
-
-    process: its name in the error.  count: the restarts so far.
-    """
+    """Counts the restarts of a process, and allows five in a minute.  process: its name in the error."""
 
     def __init__(self, process: str) -> None:
         self.process, self.count = process, 0

@@ -24,14 +24,9 @@ from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_o
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
 from gmmvit_deploy.runtimes.runners.open import graph_of
-from gmmvit_deploy.serving.chosen import resolved_options
-from gmmvit_deploy.serving.model_configs import (
-    LABELS_FILE,
-    WARMUP_FILE,
-    config_text,
-    model_configs,
-)
+from gmmvit_deploy.serving.model_configs import LABELS_FILE, WARMUP_FILE, config_text, model_configs
 from gmmvit_deploy.serving.options import RepositoryOptions
+from gmmvit_deploy.serving.repository_runner import resolved_options
 
 __all__ = ["Repository", "repository_from_bundle"]
 
@@ -106,15 +101,15 @@ def repository_from_bundle(
             (model / "config.pbtxt").write_text(config_text(config), encoding="utf-8")
             if any(output.label_filename for output in config.output):
                 shutil.copyfile(bundle.path / BUNDLE_LABELS_FILE, model / LABELS_FILE)
+        network = folder / options.network / "1"
         graph, *weights = files_of(source)
-        shutil.copyfile(graph, folder / options.network / "1" / target)
-        for file in weights:  # under the name that the graph states
-            shutil.copyfile(file, folder / options.network / "1" / file.name)
-        shutil.copyfile(bundle.path / GOLDEN_FILE, folder / options.network / "1" / GOLDEN_FILE)
-        if runner is not None and options.backend == "python":
-            _write_code(folder / options.network / "1", "network_model.py")
-            if library is not None:
-                shutil.copyfile(library, folder / options.network / "1" / "openvino_kernels.so")
+        shutil.copyfile(graph, network / target)
+        for file in (*weights, bundle.path / GOLDEN_FILE):  # weights under the name that the graph states
+            shutil.copyfile(file, network / file.name)
+        if options.backend == "python":
+            _write_code(network, "network_model.py")
+        if library is not None:
+            shutil.copyfile(library, network / "openvino_kernels.so")
         if options.preprocess in configs:
             _write_code(folder / options.preprocess / "1", "preprocess_model.py")
             _write_warmup(folder / options.preprocess / "warmup", bundle)
@@ -122,12 +117,10 @@ def repository_from_bundle(
             _write_code(folder / options.labels / "1", "labels_model.py")
         for name, text in (notes or {}).items():
             (folder / name).write_text(text, encoding="utf-8")
-    usual = (options.name, options.classify, options.network, options.preprocess, options.labels)
-    ordered = [name for name in usual if name in configs]
     skipped = () if options.preprocess in configs else (_NO_PREPROCESSING,)
     return Repository(
         path=out,
-        models=tuple(ordered),
+        models=tuple(configs),
         skipped=skipped,
         runner=configs[options.network].parameters["gmmvit_runner"].string_value,
         notes=said,

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -14,12 +13,12 @@ from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
-from gmmvit_deploy.serving.chosen import options_for_server
 from gmmvit_deploy.serving.gateway.options import GatewaySettings, require_insecure
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.repository_runner import options_for_server
 from gmmvit_deploy.serving.served_models import read_models
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
@@ -43,22 +42,19 @@ def serve_path(
 ) -> None:
     """Serve a bundle or a repository from the main thread until SIGINT or SIGTERM, and restart a server that has died.
 
-    A bundle is served from a temporary repository, which is written for the best backend of the server.
-    options: the ports, timeouts and log of the server.
-    runner: the runner of the network, ``NAME[:PRECISION]``; None takes the bundle's choice for this machine.
-    request_pixels: the maximum number of pixels in the images of a request, for the temporary repository; None means
+    A bundle is served from a temporary repository, which is written for the best backend of the server. A second
+    signal kills the server at once, without a wait for requests in flight.
+    options: with a gateway, their ports are those of the gateway, and the server listens on free ports of loopback.
+    runner: ``NAME[:PRECISION]``; None takes the bundle's choice for this machine.
+    request_pixels: the maximum number of pixels in the images of a request, for a bundle; None means
     `DEFAULT_REQUEST_PIXELS`.
     tritonserver: the path of the server program; None searches for an installed server.
     classify_port: the port on loopback for ``POST /classify`` without a gateway, 0 for a free port; None: not offered.
-    gateway: settings of HAProxy in front of the server; None starts no gateway. With a gateway, ``options`` gives the
-    ports of the gateway, and the server listens on free ports of loopback.
+    gateway: settings of HAProxy in front of the server; None starts no gateway.
     insecure: True permits a server without a gateway on an address that other machines can reach.
     on_note: called with each reason why a faster runner is not used.
-    on_ready: called with the addresses when every model is ready for the first time.
-    on_log_line: called with each line of the server's log.
-    on_gateway_line: called with each line of the gateway's log; the access log is not part of it.
-    on_progress: called with each step until every model is ready.
-    A second SIGINT or SIGTERM kills the server at once, without a wait for requests in flight.
+    on_ready: called when every model is ready for the first time.
+    on_log_line, on_gateway_line: called with each line of the log of the server and of the gateway.
     Errors: those of `TritonServer.start`, `Gateway`, `Gateway.start`, `open_bundle` and `repository_from_bundle`, and
         ServerError: ``tritonserver`` is not an executable file, there is no server for this machine or it cannot be
             downloaded, or the server was not ready after several restarts.
@@ -111,19 +107,16 @@ class BundleServers:
             self.on_note(line)
         log = self.on_log_line
         if log is not None and name:
-            log = partial(_prefixed, log, name)
+            log = _prefixed(log, name)
         return TritonServer(repository.path, install=self.install, options=self.options, on_log_line=log)
 
 
-def _prefixed(log: Callable[[str], None], name: str, line: str) -> None:
-    log(f"{name}: {line}")
+def _prefixed(log: Callable[[str], None], name: str) -> Callable[[str], None]:
+    return lambda line: log(f"{name}: {line}")
 
 
 def _bundle_of(path: Path, *, runner: str | None, request_pixels: int | None) -> Bundle | None:
-    """Open the bundle at ``path``; return None for a repository.
-
-    Errors: those of `open_bundle` and `read_models`, and InputError for an option that a repository does not take.
-    """
+    """Open the bundle at ``path``; return None for a repository, which takes neither option."""
     if (path / MANIFEST_FILE).is_file():
         return open_bundle(path)
     read_models(path)

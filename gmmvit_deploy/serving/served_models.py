@@ -14,11 +14,11 @@ from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.inference.runner_name import RunnerName
-from gmmvit_deploy.serving.chosen import resolved_options
 from gmmvit_deploy.serving.gateway.options import HealthCheck
 from gmmvit_deploy.serving.model_configs import IMAGE_INPUT, answers_labels, model_configs
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.options import RepositoryOptions
+from gmmvit_deploy.serving.repository_runner import resolved_options
 
 _RAW_ROW_BYTES = 64 * 1024
 """The largest input that the check sends as a tensor.  HAProxy keeps a buffer of this size for each request."""
@@ -71,12 +71,15 @@ class Tuned:
         """⌊rate · bound⌋: with more images than this in the server, an image would wait longer than the limit."""
         return max(2, math.floor(self.rate * self.bound_ms / 1000))
 
+    @property
+    def queue_timeout_ms(self) -> int:
+        return max(1, round(self.bound_ms))
+
 
 def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
-    """Read the models of a repository, or those that ``gmmvit serve`` makes of a bundle.
+    """Read the models of a repository, or those that ``gmmvit serve`` makes of a bundle.  name: for a bundle.
 
-    name: the name of the model, for a bundle.
-    Errors: RepositoryError when the folder has no models, or when a configuration cannot be read.
+    Errors: RepositoryError.
     """
     if (path / MANIFEST_FILE).is_file():
         bundle = open_bundle(path)
@@ -104,7 +107,7 @@ def _served(configs: Sequence[Any]) -> ServedModels:
         names=tuple(sorted(config.name for config in configs)),
         bundle=bundles.pop() if len(bundles) == 1 else "",
         runner=runners.pop() if len(runners) == 1 else "",
-        health=_health(configs),
+        health=_health(configs) if ensemble is None else _check_of_ensemble(ensemble.name),
         row_bytes=max(_row_bytes(config) for config in configs),
         ensemble="" if ensemble is None else ensemble.name,
         classifies=ensemble is not None and any(output.name == "logits" for output in ensemble.output),
@@ -163,10 +166,7 @@ def _takes_images(config: Any) -> bool:
 
 
 def _health(configs: Sequence[Any]) -> HealthCheck:
-    """Return a check that runs the network: with an image through the ensemble, else with a tensor."""
-    for config in configs:
-        if _takes_images(config):
-            return _check_of_ensemble(config.name)
+    """Return a check that runs the network with a tensor, of models without an ensemble that takes images."""
     rows = {config.name: _row_bytes(config) for config in configs}
     for name, size in rows.items():
         if 0 < size <= _RAW_ROW_BYTES:
@@ -189,10 +189,7 @@ def _check_of_ensemble(name: str) -> HealthCheck:
 
 
 def read_tuning(repository: Path) -> Tuned | None:
-    """Return the measurement that ``gmmvit tune`` wrote into the repository, or None without such a file.
-
-    Errors: InputError when the file has another form.
-    """
+    """Return the measurement of ``gmmvit tune`` in the repository, or None.  Errors: InputError for another form."""
     file = repository / TUNING_FILE
     if not file.is_file():
         return None

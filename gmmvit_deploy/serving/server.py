@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,14 +20,13 @@ from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.serving._local_http import answers
 from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_backends
 from gmmvit_deploy.serving.ports import free_ports
-from gmmvit_deploy.serving.processes import Worker, is_alive, kill_group, workers_of
+from gmmvit_deploy.serving.processes import Worker, described_end, is_alive, kill_group, launched, workers_of
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
 from gmmvit_deploy.serving.server_log import ServerLog
 
 ADMIN_HEADER = "x-gmmvit-admin"
 """The HTTP header of `ServerOptions.admin_secret`; in gRPC, the metadata ``triton-grpc-protocol-x-gmmvit-admin``."""
 _ADMIN_APIS = "model-repository,shared-memory,trace,logging,statistics"
-_LAUNCHER = Path(__file__).parents[1] / "files" / "_launch.py"
 _STACK_BYTES = 1 << 30
 """Triton reads nested JSON and chunked bodies by recursion; with 8 MiB, a request of 277 bytes ends the server."""
 _MEMORY = {"MALLOC_ARENA_MAX": "2"}
@@ -45,10 +42,8 @@ class ServerOptions:
     """Options of a server.
 
     host: the address to listen on. With any address other than loopback, other machines can send requests.
-    http_port, grpc_port, metrics_port: the ports to listen on; 0 means any free port.
-    metrics_host: the address for the metrics; None means ``host``.
-    start_timeout_s: the maximum time until every model is ready, in seconds.
-    exit_timeout_s: the maximum time for requests in flight when the server stops, in seconds.
+    http_port, grpc_port, metrics_port: 0 means any free port.  metrics_host: None means ``host``.
+    start_timeout_s: until every model is ready.  exit_timeout_s: for requests in flight when the server stops.
     log_path: the file to which the server's log is appended; None writes no file.
     admin_secret: requests to the server's interfaces for logging, trace, shared memory, statistics and the model
     repository must have this value, of letters, digits, - and _, in the header `ADMIN_HEADER`. None leaves these
@@ -67,20 +62,11 @@ class ServerOptions:
     admin_secret: str | None = field(default=None, repr=False)
     extra_arguments: tuple[str, ...] = ()
 
-    @property
-    def restrictions(self) -> tuple[str, ...]:
-        """The options of ``tritonserver`` for ``admin_secret``."""
-        if self.admin_secret is None:
-            return ()
-        rule = f"{_ADMIN_APIS}:{ADMIN_HEADER}={self.admin_secret}"
-        return f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}"
-
 
 class TritonServer:
     """A Triton server.  Inside ``with TritonServer(repository) as server:`` every model is ready.
 
-    Start the server from the main thread. The launcher (`_launch.py`) makes Linux stop the server when the server's
-    parent ends. For Linux, the parent is the thread that started the launcher.
+    Start the server from the main thread: Linux stops the server when the thread that started it ends.
     """
 
     def __init__(
@@ -178,10 +164,7 @@ class TritonServer:
         self.workers = workers_of(self.pid)
 
     def restart(self, *, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Kill what is left of the server, and start the server again on the same ports.
-
-        Errors: those of `start`; the server is then not ready, and `restart` may be called again.
-        """
+        """Kill what is left, and start again on the same ports.  Errors: those of `start`; it may be called again."""
         self.kill_now()
         self._clean_up()
         self._start(cancelled)
@@ -219,7 +202,7 @@ class TritonServer:
             time.sleep(_POLL_S)
 
     def kill_now(self) -> None:
-        """Kill the server at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
+        """Kill the server at once, as a signal handler may; call `stop` afterwards."""
         if self._process is not None:
             # The stub processes of the Python backend belong to the server's process group and outlive a killed server.
             kill_group(self._process.pid)
@@ -237,7 +220,8 @@ class TritonServer:
             self._runtime = None
 
     def _command(self, backends: Path, prefix: str) -> list[str]:
-        host = self.options.host
+        host, secret = self.options.host, self.options.admin_secret
+        rule = f"{_ADMIN_APIS}:{ADMIN_HEADER}={secret}"
         return [
             str(self.install.binary),
             f"--model-repository={self.repository}",
@@ -253,7 +237,7 @@ class TritonServer:
             f"--grpc-port={self.grpc_port}",
             f"--metrics-address={self.options.metrics_host or host}",
             f"--metrics-port={self.metrics_port}",
-            *self.options.restrictions,
+            *([f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}"] if secret else []),
             *self.options.extra_arguments,
         ]
 
@@ -261,16 +245,14 @@ class TritonServer:
         self._log.forget()
         self._runtime = folder, lock = new_run_folder("serve")
         command = self._command(stage_backends(self.install, folder), folder.name)
-        launcher = [sys.executable, "-I", str(_LAUNCHER), f"--stack-bytes={_STACK_BYTES}", str(os.getpid())]
-        self._process = subprocess.Popen(
-            [*launcher, *command],
+        self._process = launched(
+            command,
+            f"--stack-bytes={_STACK_BYTES}",
             env={**_MEMORY, **os.environ, **self.install.environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server
             pass_fds=(lock,),  # the folder stays locked if the server outlives this process
         )
         self._reader = threading.Thread(target=self._log.read, args=(self._process.stdout,), daemon=True)
@@ -295,8 +277,7 @@ class TritonServer:
         self.kill_now()  # the stubs of a dead server hold its output open
         if self._reader is not None:
             self._reader.join(timeout=5)
-        code = self._process.returncode if self._process is not None else None
-        how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit status {code}"
+        how = described_end(self._process.returncode if self._process is not None else None)
         causes = self._log.causes()
         detail = ":\n  " + "\n  ".join(causes) if causes else f"; {self._log.last_words()}"
         return ServerError(
@@ -308,9 +289,6 @@ def _require_right_networks(grpc_url: str, repository: Path, limits: Mapping[str
     """Compare the outputs of networks with the reference outputs, for an image alone and for the largest batch.
 
     The networks of the Python backend compare themselves when they are loaded; Triton's own backends cannot.
-    limits: as in `ServedModels`.
-    Errors: ServerError when an output exceeds its limit, or has another shape, or when the server does not answer.
-    RepositoryError when the repository has no reference outputs.
     """
     import numpy as np
 

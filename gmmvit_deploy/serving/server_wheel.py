@@ -40,9 +40,7 @@ _OTHERWISE = (
 def wheel_folder(on_progress: OnProgress = ignore) -> Path:
     """Return the folder that holds ``pytriton``: site-packages if nvidia-pytriton is installed, else the cache folder.
 
-    on_progress: called before the download.
-    Errors: ServerError when the wheel does not support this Python or processor, or cannot be fetched.
-    OutputError when the cache folder cannot be written.
+    Errors: ServerError when the wheel does not support this Python or processor, or cannot be fetched. OutputError.
     """
     package = importlib.util.find_spec("pytriton")
     if package is not None and package.origin is not None:

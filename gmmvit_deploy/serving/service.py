@@ -98,10 +98,7 @@ class Replica:
             self.front.step()
 
     def look(self) -> None:
-        """Notice the death of the server, which is not restarted, and restart a dead front; call it often.
-
-        Errors: ServerError when the front does not stay alive.
-        """
+        """Notice the death of the server, which is not restarted, and restart a dead front.  Errors: as `step`."""
         if not self.death and (problem := self.supervisor.look()):
             self.death = problem[1]
         if self.front is not None:
@@ -122,7 +119,7 @@ class Replica:
                 self.server.stop()
 
     def kill_now(self) -> None:
-        """Kill both at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
+        """Kill both at once, as a signal handler may; call `stop` afterwards."""
         self.server.kill_now()
         if self.front is not None:
             self.front.kill_now()
@@ -260,17 +257,12 @@ class Service:
         return front.metrics_text() if front is not None else ""
 
     def _classify_listener(self, server: TritonServer) -> socket.socket | None:
-        """Open the port of the front; None, with a note, if the repository has no model that classifies images.
-
-        Errors: ServerError when the port cannot be opened.
-        """
+        """Open the port of the front; None, with a note, if the repository has no model that classifies images."""
         if self._classify_port is None:
             return None
         if not server.models.classifies:
-            self.note(
-                f"{_NOT_OFFERED}: "
-                + ("the model has no classes, only features" if server.models.ensemble else _NO_IMAGES)
-            )
+            why = "the model has no classes, only features" if server.models.ensemble else _NO_IMAGES
+            self.note(f"{_NOT_OFFERED}: {why}")
             return None
         host = self._options.host if is_loopback(self._options.host) else _LOOPBACK
         return self._opened.enter_context(listening_socket(host, self._classify_port, "classify"))
@@ -298,7 +290,7 @@ class Service:
             self.new = None
 
     def kill_now(self) -> None:
-        """Kill all parts at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
+        """Kill all parts at once, as a signal handler may; call `stop` afterwards."""
         for part in (self.gateway, self.replica, self.new):
             if part is not None:
                 part.kill_now()

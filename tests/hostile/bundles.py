@@ -69,13 +69,6 @@ def _put(*path: str, value: Any) -> Callable[[Path], None]:
     return _edited(change)
 
 
-def _without(name: str) -> Callable[[Path], None]:
-    def change(manifest: dict[str, Any]) -> None:
-        del manifest[name]
-
-    return _edited(change)
-
-
 def _written(name: str, content: bytes) -> Callable[[Path], None]:
     return lambda bundle: (bundle / name).write_bytes(content) and None  # type: ignore[func-returns-value]
 
@@ -111,7 +104,7 @@ MANIFESTS: dict[str, Callable[[Path], None]] = {
     "manifest: UTF-16": _utf_16,
     "manifest: the same key twice": _twice,
     "manifest: format of the future": _put("format", value="gmmvit-bundle/999"),
-    "manifest: no spec": _without("spec"),
+    "manifest: no spec": _edited(lambda m: {name: value for name, value in m.items() if name != "spec"}),
     "manifest: an unknown field": _put("run", value="os.system"),
     "manifest: spec of an unknown family": _put("spec", "family", value="resnet"),
     "manifest: spec with a dim of 2**40": _put("spec", "dim", value=2**40),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,11 @@ class Case:
     name: str
     make: Callable[..., Any]
     may_be_answered: bool = False
+
+
+def cases(kind: str, table: Mapping[str, Callable[..., Any]], *, may_be_answered: bool = False) -> tuple[Case, ...]:
+    """Return a case for each line of a table: name → ``make``."""
+    return tuple(Case(kind=kind, name=n, make=m, may_be_answered=may_be_answered) for n, m in table.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from tests.hostile.case import Case
+from tests.hostile.case import cases
 from tests.hostile.graphs import varint
 from tests.hostile.http_requests import GRPC_PORT, Held, region_key
 from tests.hostile.images import bomb, photo
@@ -74,16 +74,8 @@ def _changed(change: Callable[[Any], Any]) -> Call:
     return _call("ModelInfer", request)
 
 
-def _parameter(name: str, **value: Any) -> Callable[[Any], None]:
-    def change(request: Any) -> None:
-        for key, content in value.items():
-            setattr(request.parameters[name], key, content)
-
-    return change
-
-
-def _both_contents(request: Any) -> None:
-    request.inputs[0].contents.uint_contents.extend([0] * PIXELS)
+def _parameter(name: str, value: int) -> Callable[[Any], None]:
+    return lambda request: setattr(request.parameters[name], "int64_param", value)
 
 
 def _wide_contents(request: Any) -> None:
@@ -94,10 +86,6 @@ def _wide_contents(request: Any) -> None:
 def _float_contents(request: Any) -> None:
     del request.raw_input_contents[:]
     request.inputs[0].contents.fp32_contents.extend([float("nan")] * PIXELS)
-
-
-def _two_raw(request: Any) -> None:
-    request.raw_input_contents.append(bytes(PIXELS))
 
 
 def _twice(request: Any) -> None:
@@ -197,6 +185,85 @@ POST = b"\x83\x86\x84\x41\x01a"
 """The header block of a request: POST, http, /, and the authority a."""
 PHOTO = photo()
 CALLS: dict[str, Callable[[], Call | Held]] = {
+    "message of 600 MB": lambda: _call("ModelInfer", _request(raw=bytes(600_000_000))),
+    "message of 64 MB of an unknown field": lambda: _call("ModelInfer", b"\xa2\x06" + varint(2**26) + bytes(2**26)),
+    "message of 64 MB in 64 kB of gzip": lambda: _call("ModelInfer", _request(raw=bytes(64_000_000)), compressed=True),
+    "random bytes": lambda: _call("ModelInfer", bytes(range(256)) * 10),
+    "empty message": lambda: _call("ModelInfer", b""),
+    "groups in groups": lambda: _call("ModelInfer", _groups(100_000)),
+    "fields in fields": lambda: _call("ModelInfer", _lengths(20_000)),
+    "length of 2**63": lambda: _call("ModelInfer", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f"),
+    "number of 20 bytes": lambda: _call("ModelInfer", b"\x20" + b"\xff" * 20),
+    "input without a data type": lambda: _infer(kind="", raw=None),
+    "tag 0": lambda: _call("ModelInfer", b"\0\0\0"),
+    "model name that is no UTF-8": lambda: _call("ModelInfer", b"\x0a\x02\xff\xfe"),
+    "model name of 1 MB": lambda: _infer(model="a" * 1_000_000),
+    "model name that is a path": lambda: _infer(model="../../../etc/passwd"),
+    "model name with a line break and a log line": lambda: _infer(model="a\nE1123 00:00:00 server is down"),
+    "model name in Unicode": lambda: _infer(model="💣"),
+    "request id of 1 MB": lambda: _call("ModelInfer", _request("no_model", id="i" * 1_000_000)),
+    "version that is a text": lambda: _changed(lambda request: setattr(request, "model_version", "latest")),
+    "shape below 0": lambda: _infer(shape=[-1, 8, 8, 3]),
+    "shape whose product overflows": lambda: _infer(shape=[2**62, 2**62, 8, 3]),
+    "shape of 100,000 dimensions": lambda: _infer(shape=[1] * 100_000),
+    "shape without dimensions": lambda: _infer(shape=[]),
+    "batch of 0": lambda: _infer(shape=[0, 8, 8, 3], raw=b""),
+    "batch of 65": lambda: _infer(shape=[65, 8, 8, 3], raw=bytes(65 * PIXELS)),
+    "too few bytes": lambda: _infer(raw=b"a"),
+    "no bytes": lambda: _infer(raw=None),
+    "unknown data type": lambda: _infer(kind="UINT7"),
+    "data type of texts": lambda: _infer(kind="BYTES"),
+    "unknown input": lambda: _infer(name="secret"),
+    "input of another model": lambda: _infer(model="gmmvit"),
+    "bytes and numbers": lambda: _changed(
+        lambda request: request.inputs[0].contents.uint_contents.extend([0] * PIXELS)
+    ),
+    "numbers of another type": lambda: _changed(_float_contents),
+    "the same input twice": lambda: _changed(_twice),
+    "10,000 inputs": lambda: _changed(_many),
+    "an unknown output": lambda: _changed(_output("secret")),
+    "classes below 0": lambda: _changed(_output("logits", classification=-1)),
+    "output into shared memory that nobody registered": lambda: _changed(
+        _output("logits", shared_memory_byte_size=2**40)
+    ),
+    "image of 4 GB by its length prefix": lambda: _call("ModelInfer", _images(tensor=b"\xff" * 8, count=1)),
+    "fewer images than the shape": lambda: _call("ModelInfer", _images(PHOTO, count=8)),
+    "images of zero bytes": lambda: _call("ModelInfer", _images(b"", b"")),
+    "8 images of 49 million pixels": lambda: _call("ModelInfer", _images(*[bomb()] * 8)),
+    "region of the Python backend as shared memory": lambda: _region(region_key()),
+    "region with a path": lambda: _region("/../../etc/passwd"),
+    "CUDA region": lambda: _call(
+        "CudaSharedMemoryRegister",
+        service_pb2.CudaSharedMemoryRegisterRequest(name="c", raw_handle=bytes(64), byte_size=64),
+    ),
+    "list shared memory": lambda: _call("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest()),
+    "switch off the log": lambda: _log(log_error=False, log_info=False),
+    "write the log to a file": lambda: _log(log_file="canary"),
+    "trace to a file": _trace,
+    "list the models": lambda: _call("RepositoryIndex", service_pb2.RepositoryIndexRequest()),
+    "load a model": _load,
+    "unload the network": lambda: _call(
+        "RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name="gmmvit_network")
+    ),
+    "unknown method": lambda: _call("Shutdown", b""),
+    "unknown service": lambda: _call("/admin.Admin/Stop", b""),
+    "path without a service": lambda: _call("/", b""),
+    "path that leaves the service": lambda: _call(f"{SERVICE}/../ModelInfer", _request()),
+    "reflection": lambda: _call(
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", b"\x3a\0", stream=True
+    ),
+    "metadata of 1 MB": lambda: _call("ModelInfer", _request("no_model"), metadata=[("x", "a" * 1_000_000)]),
+    "1,000 metadata": lambda: _call("ModelInfer", _request("no_model"), metadata=[(f"x{n}", "a") for n in range(1000)]),
+    "metadata of the administrator, guessed": lambda: _call(
+        "RepositoryIndex",
+        service_pb2.RepositoryIndexRequest(),
+        metadata=[("triton-grpc-protocol-x-admin", "secret"), ("x-admin", "secret")],
+    ),
+    "compression that nobody knows": lambda: _call(
+        "ModelInfer", _request("no_model"), metadata=[("grpc-encoding", "zstd")]
+    ),
+}
+VALID: dict[str, Callable[[], Call | Held]] = {
     "500 idle connections": lambda: Held(GRPC_PORT, b"", 500),
     "500 connections that send only the begin of HTTP/2": lambda: Held(GRPC_PORT, PREFACE[:20], 500),
     "HTTP/1.1 on the port for gRPC": lambda: Held(GRPC_PORT, b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n", 1),
@@ -220,15 +287,6 @@ CALLS: dict[str, Callable[[], Call | Held]] = {
     ),
     "data for a stream that was never opened": lambda: _frames(_frame(DATA, 0, 7, b"a")),
     "frame of 16 MB": lambda: _frames(b"\xff\xff\xff\x00\x00\x00\x00\x00\x01" + bytes(1000)),
-    "message of 600 MB": lambda: _call("ModelInfer", _request(raw=bytes(600_000_000))),
-    "message of 64 MB of an unknown field": lambda: _call("ModelInfer", b"\xa2\x06" + varint(2**26) + bytes(2**26)),
-    "message of 64 MB in 64 kB of gzip": lambda: _call("ModelInfer", _request(raw=bytes(64_000_000)), compressed=True),
-    "random bytes": lambda: _call("ModelInfer", bytes(range(256)) * 10),
-    "empty message": lambda: _call("ModelInfer", b""),
-    "groups in groups": lambda: _call("ModelInfer", _groups(100_000)),
-    "fields in fields": lambda: _call("ModelInfer", _lengths(20_000)),
-    "length of 2**63": lambda: _call("ModelInfer", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f"),
-    "number of 20 bytes": lambda: _call("ModelInfer", b"\x20" + b"\xff" * 20),
     "group in front of 300 for UINT8": lambda: _call("ModelInfer", _behind(_groups(1))),
     "60,000 numbers of an unknown field in front of 300 for UINT8": lambda: _call(
         "ModelInfer", _behind(b"\xa0\x06\x01" * 60_000)
@@ -242,115 +300,19 @@ CALLS: dict[str, Callable[[], Call | Held]] = {
     "input whose number has a longer form": lambda: _call(
         "ModelInfer", b"\x0a\x0egmmvit_network\xaa\0" + _wide().SerializeToString()[1:]
     ),
-    "input without a data type": lambda: _infer(kind="", raw=None),
-    "tag 0": lambda: _call("ModelInfer", b"\0\0\0"),
-    "model name that is no UTF-8": lambda: _call("ModelInfer", b"\x0a\x02\xff\xfe"),
-    "model name of 1 MB": lambda: _infer(model="a" * 1_000_000),
-    "model name that is a path": lambda: _infer(model="../../../etc/passwd"),
-    "model name with a line break and a log line": lambda: _infer(model="a\nE1123 00:00:00 server is down"),
-    "model name in Unicode": lambda: _infer(model="💣"),
-    "request id of 1 MB": lambda: _call("ModelInfer", _request("no_model", id="i" * 1_000_000)),
-    "version that is a text": lambda: _changed(lambda request: setattr(request, "model_version", "latest")),
-    "shape below 0": lambda: _infer(shape=[-1, 8, 8, 3]),
-    "shape whose product overflows": lambda: _infer(shape=[2**62, 2**62, 8, 3]),
-    "shape of 100,000 dimensions": lambda: _infer(shape=[1] * 100_000),
-    "shape without dimensions": lambda: _infer(shape=[]),
-    "batch of 0": lambda: _infer(shape=[0, 8, 8, 3], raw=b""),
-    "batch of 65": lambda: _infer(shape=[65, 8, 8, 3], raw=bytes(65 * PIXELS)),
-    "too few bytes": lambda: _infer(raw=b"a"),
-    "no bytes": lambda: _infer(raw=None),
-    "unknown data type": lambda: _infer(kind="UINT7"),
-    "data type of texts": lambda: _infer(kind="BYTES"),
-    "unknown input": lambda: _infer(name="secret"),
-    "input of another model": lambda: _infer(model="gmmvit"),
-    "bytes and numbers": lambda: _changed(_both_contents),
     "300 for UINT8": lambda: _changed(_wide_contents),
-    "numbers of another type": lambda: _changed(_float_contents),
-    "more bytes than inputs": lambda: _changed(_two_raw),
-    "the same input twice": lambda: _changed(_twice),
-    "10,000 inputs": lambda: _changed(_many),
-    "an unknown output": lambda: _changed(_output("secret")),
+    "more bytes than inputs": lambda: _changed(lambda request: request.raw_input_contents.append(bytes(PIXELS))),
     "2**31 classes": lambda: _changed(_output("logits", classification=2**31)),
-    "classes below 0": lambda: _changed(_output("logits", classification=-1)),
-    "output into shared memory that nobody registered": lambda: _changed(
-        _output("logits", shared_memory_byte_size=2**40)
-    ),
-    "priority of 2**62": lambda: _changed(_parameter("priority", int64_param=2**62)),
-    "timeout below 0": lambda: _changed(_parameter("timeout", int64_param=-1)),
-    "sequence that was never begun": lambda: _changed(_parameter("sequence_id", int64_param=7)),
-    "image of 4 GB by its length prefix": lambda: _call("ModelInfer", _images(tensor=b"\xff" * 8, count=1)),
-    "fewer images than the shape": lambda: _call("ModelInfer", _images(PHOTO, count=8)),
-    "images of zero bytes": lambda: _call("ModelInfer", _images(b"", b"")),
+    "priority of 2**62": lambda: _changed(_parameter("priority", 2**62)),
+    "timeout below 0": lambda: _changed(_parameter("timeout", -1)),
+    "sequence that was never begun": lambda: _changed(_parameter("sequence_id", 7)),
     "2**32 + 1 images in the shape, which is 1 in 32 bits": lambda: _call(
         "ModelInfer", _images(PHOTO, count=2**32 + 1)
     ),
-    "8 images of 49 million pixels": lambda: _call("ModelInfer", _images(*[bomb()] * 8)),
-    "region of the Python backend as shared memory": lambda: _region(region_key()),
-    "region with a path": lambda: _region("/../../etc/passwd"),
-    "CUDA region": lambda: _call(
-        "CudaSharedMemoryRegister",
-        service_pb2.CudaSharedMemoryRegisterRequest(name="c", raw_handle=bytes(64), byte_size=64),
-    ),
-    "list shared memory": lambda: _call("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest()),
-    "switch off the log": lambda: _log(log_error=False, log_info=False),
-    "write the log to a file": lambda: _log(log_file="canary"),
-    "trace to a file": _trace,
-    "list the models": lambda: _call("RepositoryIndex", service_pb2.RepositoryIndexRequest()),
-    "load a model": _load,
-    "unload the network": lambda: _call(
-        "RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name="gmmvit_network")
-    ),
     "statistics": lambda: _call("ModelStatistics", service_pb2.ModelStatisticsRequest()),
-    "unknown method": lambda: _call("Shutdown", b""),
-    "unknown service": lambda: _call("/admin.Admin/Stop", b""),
-    "path without a service": lambda: _call("/", b""),
-    "path that leaves the service": lambda: _call(f"{SERVICE}/../ModelInfer", _request()),
-    "reflection": lambda: _call(
-        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", b"\x3a\0", stream=True
-    ),
     "a stream of 1,000 bad messages": lambda: _call("ModelStreamInfer", *[_request(raw=b"a")] * 1000, stream=True),
     "a stream of random bytes": lambda: _call("ModelStreamInfer", b"\xff" * 1000, stream=True),
     "a stream without messages": lambda: _call("ModelStreamInfer", stream=True),
-    "metadata of 1 MB": lambda: _call("ModelInfer", _request("no_model"), metadata=[("x", "a" * 1_000_000)]),
-    "1,000 metadata": lambda: _call("ModelInfer", _request("no_model"), metadata=[(f"x{n}", "a") for n in range(1000)]),
-    "metadata of the administrator, guessed": lambda: _call(
-        "RepositoryIndex",
-        service_pb2.RepositoryIndexRequest(),
-        metadata=[("triton-grpc-protocol-x-admin", "secret"), ("x-admin", "secret")],
-    ),
-    "compression that nobody knows": lambda: _call(
-        "ModelInfer", _request("no_model"), metadata=[("grpc-encoding", "zstd")]
-    ),
-}
-_VALID: set[str] = {
-    "500 idle connections",
-    "500 connections that send only the begin of HTTP/2",
-    "HTTP/1.1 on the port for gRPC",
-    "bytes that are no HTTP",
-    "50,000 streams that are reset at once",
-    "100,000 settings",
-    "100,000 pings",
-    "headers that do not end",
-    "100 streams without a message",
-    "100 streams whose messages stop, on 100 connections",
-    "data for a stream that was never opened",
-    "frame of 16 MB",
-    "more bytes than inputs",
-    "2**32 + 1 images in the shape, which is 1 in 32 bits",
-    "300 for UINT8",
-    "60,000 numbers of an unknown field in front of 300 for UINT8",
-    "bytes in front of the inputs",
-    "group in front of 2**32 + 1 images",
-    "group in front of 300 for UINT8",
-    "input whose number has a longer form",
-    "statistics",
-    "2**31 classes",
-    "priority of 2**62",
-    "timeout below 0",
-    "sequence that was never begun",
-    "a stream of 1,000 bad messages",
-    "a stream of random bytes",
-    "a stream without messages",
 }
 """Calls that may be answered: others must be answered while connections send no complete request. Triton ignores bytes
 behind those of the inputs, keeps a batch in 32 bits, and reduces a number to the type of the input: a client with a key
@@ -358,7 +320,5 @@ misleads itself alone. Such a client may read the statistics. A model without qu
 ignores their parameters, an answer has at most the classes of the model, and a stream can end without an error of the
 call."""
 
-GRPC: tuple[Case, ...] = tuple(
-    Case(kind="grpc", name=name, make=make, may_be_answered=name in _VALID) for name, make in CALLS.items()
-)
+GRPC = (*cases("grpc", CALLS), *cases("grpc", VALID, may_be_answered=True))
 """The hostile gRPC calls; ``make()`` returns a `Call`, or `Held`."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.hostile.case import Case
+from tests.hostile.case import cases
 from tests.hostile.images import bomb, photo
 
 AUTH = b"@AUTH@"
@@ -93,11 +93,14 @@ def _document(document: Any, path: str = NETWORK) -> list[Request]:
 
 
 def _binary(
-    header: Any, tensor: bytes, *, header_length: int | str | None = None, path: str = ENSEMBLE
+    tensor: bytes, *, count: int = 1, size: int | None = None, header_length: int | str | None = None
 ) -> list[Request]:
-    text = json.dumps(header).encode()
+    """Images behind JSON.  count: of the images, size: of the tensor, header_length: of the JSON, as it is stated."""
+    parameters = {"binary_data_size": len(tensor) if size is None else size}
+    image = {"name": "IMAGE", "shape": [count, 1], "datatype": "BYTES", "parameters": parameters}
+    text = json.dumps({"inputs": [image]}).encode()
     length = len(text) if header_length is None else header_length
-    return post(path, text + tensor, f"Inference-Header-Content-Length: {length}")
+    return post(ENSEMBLE, text + tensor, f"Inference-Header-Content-Length: {length}")
 
 
 def _signed(text: bytes) -> list[Request]:
@@ -114,20 +117,6 @@ def _endless(stated: int) -> list[Request]:
     """120 MB of a body of which the length is stated as more."""
     head = _head(NETWORK, f"Content-Length: {stated}", "Inference-Header-Content-Length: 0")
     return [Request(NETWORK, [head, *[bytes(1_000_000)] * 120])]
-
-
-def _images(tensor: bytes, count: int = 1, size: int | None = None) -> dict[str, Any]:
-    stated = len(tensor) if size is None else size
-    return {
-        "inputs": [
-            {
-                "name": "IMAGE",
-                "shape": [count, 1],
-                "datatype": "BYTES",
-                "parameters": {"binary_data_size": stated},
-            }
-        ]
-    }
 
 
 def region_key() -> str:
@@ -190,20 +179,7 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     "5 MB of letters": lambda: _document(b"a" * 5_000_000),
     "a body of zeros": lambda: _document(bytes(5_000_000)),
     "a body of random bytes": lambda: _document(random.Random(0).randbytes(5_000_000)),  # noqa: S311 - no secret
-    "500 idle connections": lambda: Held(NETWORK, b"", 500),
-    "500 bodies that stop after 4 bytes": lambda: Held(NETWORK, _head(NETWORK, "Content-Length: 1000") + b'{"in', 500),
-    "20 unfinished bodies of 20 MB": lambda: Held(
-        NETWORK, _head(NETWORK, "Content-Length: 20000000") + bytes(19_000_000), 20
-    ),
-    "200 heads that do not end": lambda: Held(NETWORK, f"POST {NETWORK} HTTP/1.1\r\nHost: a\r\nX: ".encode(), 200),
-    "200 heads of 100 kB that do not end": lambda: Held(
-        NETWORK, b"GET /v2 HTTP/1.1\r\n" + b"".join(b"X-%d: %s\r\n" % (n, b"a" * 1100) for n in range(90)), 200
-    ),
-    "100 images of which the bodies stop, to /classify": lambda: Held(
-        CLASSIFY, _head(CLASSIFY, "Content-Length: 100000") + PHOTO[:99], 100
-    ),
     "a header of 10 MB": lambda: _get(LIVE, f"X: {'a' * 10_000_000}"),
-    "1,000 headers": lambda: _get(LIVE, *(f"X-{n}: a" for n in range(1000))),
     "a path of 1 MB": lambda: _get("/" + "a" * 1_000_000),
     "300 for UINT8": lambda: _infer(data=[300] * PIXELS),
     "-1 for UINT8": lambda: _infer(data=[-1] * PIXELS),
@@ -223,9 +199,6 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     "no inputs": lambda: _document({"inputs": []}),
     "10,000 inputs": lambda: _document({"inputs": [{**ZEROS, "name": f"n{n}", "data": [0]} for n in range(10_000)]}),
     "an unknown output": lambda: _document({"inputs": [ZEROS], "outputs": [{"name": "secret"}]}),
-    "2**31 classes": lambda: _document(
-        {"inputs": [ZEROS], "outputs": [{"name": "logits", "parameters": {"classification": 2**31}}]}
-    ),
     "unknown parameters of the request": lambda: _document(
         {"inputs": [ZEROS], "parameters": {"sequence_id": -1, "priority": 2**70, "timeout": -1}}
     ),
@@ -283,7 +256,6 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     "unknown transfer encoding": lambda: _raw(_head(NETWORK, "Transfer-Encoding: cow") + b"moo"),
     "unknown content encoding": lambda: _zip_encoding(b"moo", "br, gzip, zstd"),
     "damaged gzip": lambda: _zip_encoding(gzip.compress(b"{}")[:-6] + b"abcdef", "gzip"),
-    "header with a line break inside": lambda: _raw(_head(LIVE, "X: a\r\n b", method="GET"), LIVE),
     "header name with a space": lambda: _raw(_head(LIVE, "X Y: a", method="GET"), LIVE),
     "header with a zero byte": lambda: _raw(_head(LIVE, "X: a\0b", method="GET"), LIVE),
     "version 9.9": lambda: _raw(_head(LIVE, method="GET", version="9.9"), LIVE),
@@ -291,20 +263,11 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     "the begin of TLS": lambda: _raw(b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(500)),
     "random bytes": lambda: _raw(bytes(range(256)) * 40),
     "line breaks": lambda: _raw(b"\r\n" * 500_000),
-    "100 requests in a pipeline": lambda: _raw(_head(LIVE, method="GET") * 100, LIVE),
-    "upgrade to WebSocket": lambda: _get(LIVE, "Upgrade: websocket", "Connection: Upgrade"),
     "expectation that nobody knows": lambda: post(NETWORK, b"{}", "Expect: 200-ok"),
-    "key of 100 kB": lambda: _get(LIVE, f"Authorization: Bearer {'k' * 100_000}"),
-    "headers of a proxy that name an address inside": lambda: _get(
-        LIVE, "X-Forwarded-For: 127.0.0.1", "X-Real-IP: 127.0.0.1", "X-Admin: secret"
-    ),
-    "secret of the front, guessed": lambda: post(CLASSIFY, PHOTO, "X-Gmmvit-Front: secret"),
     # Binary tensors
-    "header of binary tensors longer than the body": lambda: _binary(
-        _images(ONE_IMAGE), ONE_IMAGE, header_length=10**6
-    ),
-    "header of binary tensors below 0": lambda: _binary(_images(ONE_IMAGE), ONE_IMAGE, header_length=-5),
-    "header length of binary tensors that is a text": lambda: _binary(_images(b""), b"", header_length="ten"),
+    "header of binary tensors longer than the body": lambda: _binary(ONE_IMAGE, header_length=10**6),
+    "header of binary tensors below 0": lambda: _binary(ONE_IMAGE, header_length=-5),
+    "header length of binary tensors that is a text": lambda: _binary(b"", header_length="ten"),
     "header length of binary tensors with a sign, and nested lists": lambda: post(
         NETWORK, b"[" * 16_700_000, "Inference-Header-Content-Length: +16700000"
     ),
@@ -322,16 +285,10 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     ),
     "300 for UINT8 under a key that is there twice": lambda: _header(b'{"inputs":[],"inputs":[{"data":[[300]]}]}'),
     "unknown key with nested lists in the header of binary tensors": lambda: _header(b'{"x":' + b"[" * 4000),
-    "binary tensor shorter than stated": lambda: _binary(_images(ONE_IMAGE, size=10**9), ONE_IMAGE),
-    "image of 4 GB by its length prefix": lambda: _binary(_images(b"\xff" * 8), b"\xff" * 8),
-    "more images than lengths": lambda: _binary(_images(ONE_IMAGE, count=8), ONE_IMAGE),
-    "2**32 + 1 images in the shape, which is 1 in 32 bits": lambda: _binary(
-        _images(ONE_IMAGE, count=2**32 + 1), ONE_IMAGE
-    ),
-    "32 images of 49 million pixels": lambda: _binary(
-        _images((struct.pack("<I", len(bomb())) + bomb()) * 32, count=32),
-        (struct.pack("<I", len(bomb())) + bomb()) * 32,
-    ),
+    "binary tensor shorter than stated": lambda: _binary(ONE_IMAGE, size=10**9),
+    "image of 4 GB by its length prefix": lambda: _binary(b"\xff" * 8),
+    "more images than lengths": lambda: _binary(ONE_IMAGE, count=8),
+    "32 images of 49 million pixels": lambda: _binary((struct.pack("<I", len(bomb())) + bomb()) * 32, count=32),
     # The front
     "JSON to /classify": lambda: _document({"image": "a"}, CLASSIFY),
     "gzip to /classify": lambda: post(CLASSIFY, gzip.compress(PHOTO), "Content-Encoding: gzip"),
@@ -349,29 +306,36 @@ REQUESTS: dict[str, Callable[[], list[Request] | Held]] = {
     ),
     "top of 2**63": lambda: post(f"{CLASSIFY}?top={2**63}", PHOTO),
     "top that is code": lambda: post(f"{CLASSIFY}?top=__import__('os')", PHOTO),
-    "10,000 values in the query": lambda: post(f"{CLASSIFY}?{'&'.join(['top=1'] * 10_000)}", PHOTO),
 }
-_VALID = {
-    "2**31 classes",
-    "2**32 + 1 images in the shape, which is 1 in 32 bits",
-    "secret of the front, guessed",
-    "10,000 values in the query",
-    "500 idle connections",
-    "500 bodies that stop after 4 bytes",
-    "20 unfinished bodies of 20 MB",
-    "200 heads that do not end",
-    "200 heads of 100 kB that do not end",
-    "100 images of which the bodies stop, to /classify",
-    "1,000 headers",
-    "100 requests in a pipeline",
-    "upgrade to WebSocket",
-    "headers of a proxy that name an address inside",
-    "header with a line break inside",
-    "key of 100 kB",
+VALID: dict[str, Callable[[], list[Request] | Held]] = {
+    "500 idle connections": lambda: Held(NETWORK, b"", 500),
+    "500 bodies that stop after 4 bytes": lambda: Held(NETWORK, _head(NETWORK, "Content-Length: 1000") + b'{"in', 500),
+    "20 unfinished bodies of 20 MB": lambda: Held(
+        NETWORK, _head(NETWORK, "Content-Length: 20000000") + bytes(19_000_000), 20
+    ),
+    "200 heads that do not end": lambda: Held(NETWORK, f"POST {NETWORK} HTTP/1.1\r\nHost: a\r\nX: ".encode(), 200),
+    "200 heads of 100 kB that do not end": lambda: Held(
+        NETWORK, b"GET /v2 HTTP/1.1\r\n" + b"".join(b"X-%d: %s\r\n" % (n, b"a" * 1100) for n in range(90)), 200
+    ),
+    "100 images of which the bodies stop, to /classify": lambda: Held(
+        CLASSIFY, _head(CLASSIFY, "Content-Length: 100000") + PHOTO[:99], 100
+    ),
+    "1,000 headers": lambda: _get(LIVE, *(f"X-{n}: a" for n in range(1000))),
+    "2**31 classes": lambda: _document(
+        {"inputs": [ZEROS], "outputs": [{"name": "logits", "parameters": {"classification": 2**31}}]}
+    ),
+    "header with a line break inside": lambda: _raw(_head(LIVE, "X: a\r\n b", method="GET"), LIVE),
+    "100 requests in a pipeline": lambda: _raw(_head(LIVE, method="GET") * 100, LIVE),
+    "upgrade to WebSocket": lambda: _get(LIVE, "Upgrade: websocket", "Connection: Upgrade"),
+    "key of 100 kB": lambda: _get(LIVE, f"Authorization: Bearer {'k' * 100_000}"),
+    "headers of a proxy that name an address inside": lambda: _get(
+        LIVE, "X-Forwarded-For: 127.0.0.1", "X-Real-IP: 127.0.0.1", "X-Admin: secret"
+    ),
+    "secret of the front, guessed": lambda: post(CLASSIFY, PHOTO, "X-Gmmvit-Front: secret"),
+    "2**32 + 1 images in the shape, which is 1 in 32 bits": lambda: _binary(ONE_IMAGE, count=2**32 + 1),
+    "10,000 values in the query": lambda: post(f"{CLASSIFY}?{'&'.join(['top=1'] * 10_000)}", PHOTO),
 }
 """Requests that a server may answer: they are unusual, or others must be answered meanwhile."""
 
-HTTP: tuple[Case, ...] = tuple(
-    Case(kind="http", name=name, make=make, may_be_answered=name in _VALID) for name, make in REQUESTS.items()
-)
+HTTP = (*cases("http", REQUESTS), *cases("http", VALID, may_be_answered=True))
 """The hostile HTTP requests; ``make()`` returns the requests, or `Held`."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests.hostile.case import Case
+from tests.hostile.case import cases
 
 
 def photo(kind: str = "PNG", size: tuple[int, int] = (64, 48), mode: str = "RGB", **options: Any) -> bytes:
@@ -143,9 +143,8 @@ REQUESTS: dict[str, Callable[[], list[bytes]]] = {
     "request: 64 blobs of random bytes, a MiB each": lambda: [np.random.default_rng(0).bytes(1 << 20)] * 64,
     "request: more images than the batch": lambda: [PNG] * 65,
     "request: a damaged image in the last place": lambda: [PNG] * 7 + [PNG[:-400]],
-    "request: the same image under each format": lambda: [photo(kind) for kind in ("PNG", "JPEG", "WEBP", "BMP")],
 }
-SINGLE: dict[str, Callable[[], bytes]] = {
+REFUSED: dict[str, Callable[[], bytes]] = {
     "empty": lambda: b"",
     "text": lambda: b"this is no image",
     "HTML": lambda: b"<html><body>Not found</body></html>",
@@ -163,8 +162,6 @@ SINGLE: dict[str, Callable[[], bytes]] = {
     "Base64 of an image": lambda: b"data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVQI12Ng",
     # PNG
     "PNG: 400 million pixels in the header": lambda: _png(20_000, 20_000, idat=_chunk(b"IDAT", zlib.compress(b""))),
-    "PNG: 49 million pixels": bomb,
-    "PNG: a line of 49 million pixels": lambda: bomb(49_000_000, 1),
     "PNG: width 0": lambda: _png(0, 8, idat=_chunk(b"IDAT", zlib.compress(b""))),
     "PNG: width 2**31": lambda: _png(2**31, 1, idat=_chunk(b"IDAT", zlib.compress(b""))),
     "PNG: 16-bit grey": lambda: _png(depth=16, colour=0),
@@ -173,34 +170,17 @@ SINGLE: dict[str, Callable[[], bytes]] = {
     "PNG: 16-bit grey and alpha": lambda: _png(depth=16, colour=4),
     "PNG: depth 3": lambda: _png(depth=3),
     "PNG: colour type 5": lambda: _png(colour=5),
-    "PNG: a single bit": lambda: _png(depth=1, colour=0),
-    "PNG: alpha": lambda: photo(mode="RGBA"),
-    "PNG: palette": lambda: photo(mode="P"),
-    "PNG: palette type without a palette": lambda: _png(colour=3),
-    "PNG: palette of 2 colours and indexes of 200": lambda: _png(
-        colour=3, before=_chunk(b"PLTE", bytes(6)), rows=(b"\0" + b"\xc8" * 8) * 8
-    ),
     "PNG: no pixels": lambda: _png(idat=b""),
     "PNG: pixels that are no zlib": lambda: _png(idat=_chunk(b"IDAT", b"pixels")),
-    "PNG: too few rows": lambda: _png(rows=bytes(25)),
-    "PNG: 100 MB behind the last row": lambda: _png(rows=bytes(100_000_000)),
     "PNG: unknown filter of a row": lambda: _png(rows=(b"\x09" + bytes(24)) * 8),
     "PNG: interlaced, without the passes": lambda: _png(interlace=1, rows=b"\0"),
     "PNG: unknown interlacing": lambda: _png(interlace=7),
     "PNG: wrong checksum of the header": lambda: PNG[:29] + b"abcd" + PNG[33:],
-    "PNG: wrong checksum of the pixels": lambda: _png(idat=_chunk(b"IDAT", zlib.compress(bytes(200)), crc=1)),
     "PNG: chunk of 2**31 bytes": lambda: _png(before=_chunk(b"tEXt", b"a\0b", length=2**31)),
-    "PNG: text of 50 MB in 50 kB": lambda: _png(before=_text_bomb()),
-    "PNG: colour profile of 50 MB in 50 kB": lambda: _png(before=_profile_bomb()),
     "PNG: 100,000 texts": lambda: _png(before=_chunk(b"tEXt", b"a\0b") * 100_000),
     "PNG: 1 million empty chunks of pixels": lambda: _png(idat=_chunk(b"IDAT") * 1_000_000),
-    "PNG: critical chunk of nobody": lambda: _png(before=_chunk(b"EVIL", b"a")),
     "PNG: two headers": lambda: _png(before=_chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0))),
-    "PNG: pixels before the header": lambda: b"\x89PNG\r\n\x1a\n" + _chunk(b"IDAT", zlib.compress(b"\0")) + _png()[8:],
-    "PNG: animation with 2**31 frames": lambda: _png(before=_chunk(b"acTL", struct.pack(">II", 2**31 - 1, 0))),
-    "PNG: animation of four frames": _apng,
     "PNG: cut": lambda: PNG[:-2000],
-    "PNG: an archive behind the image": lambda: PNG + b"PK\x03\x04" + bytes(100) + b"PK\x05\x06" + bytes(18),
     # JPEG
     "JPEG: 65,535 × 65,535 pixels in the header": lambda: _size(JPEG, 65_535, 65_535),
     "JPEG: height 0": lambda: _size(JPEG, 64, 0),
@@ -208,14 +188,52 @@ SINGLE: dict[str, Callable[[], bytes]] = {
     "JPEG: 1 million comments": lambda: _inserted(JPEG, _segment(0xFE) * 1_000_000),
     "JPEG: 12 bits": lambda: JPEG.replace(b"\xff\xc0\x00\x11\x08", b"\xff\xc0\x00\x11\x0c"),
     "JPEG: lossless": lambda: JPEG.replace(b"\xff\xc0\x00\x11", b"\xff\xc3\x00\x11"),
-    "JPEG: arithmetic coding": lambda: JPEG.replace(b"\xff\xc0\x00\x11", b"\xff\xc9\x00\x11"),
     "JPEG: no tables of quantisation": lambda: _without(JPEG, 0xDB),
-    "JPEG: no Huffman tables": lambda: _without(JPEG, 0xC4),
     "JPEG: no frame": lambda: _without(JPEG, 0xC0),
     "JPEG: two frames": lambda: _inserted(JPEG, JPEG[JPEG.index(b"\xff\xc0") : JPEG.index(b"\xff\xc0") + 19]),
     "JPEG: Huffman table with 4,080 codes": lambda: _inserted(JPEG, _segment(0xC4, b"\0" + b"\xff" * 16 + bytes(4080))),
     "JPEG: no components": lambda: JPEG.replace(b"\x03\x01\x22\x00", b"\x00\x01\x22\x00"),
     "JPEG: segment longer than the file": lambda: _inserted(JPEG, _segment(0xE0, b"", length=65_535)),
+    "JPEG: only the begin": lambda: b"\xff\xd8\xff",
+    "JPEG: cut": lambda: JPEG[:-600],
+    # WebP
+    "WebP: canvas of 16,384 × 16,384 pixels": lambda: _webp(_canvas(16_384, 16_384), (b"ANIM", bytes(6))),
+    "WebP: cut": lambda: photo("WEBP")[:-500],
+    "WebP: no pictures": lambda: _webp(_canvas(64, 64)),
+    "WebP: file size of 4 GB": lambda: _webp((b"VP8 ", bytes(20)), size=2**32 - 1),
+    "WebP: frame outside its canvas": lambda: _webp(
+        _canvas(8, 8), (b"ANIM", bytes(6)), (b"ANMF", b"\xff\xff\xff" * 2 + bytes(10) + b"VP8L" + bytes(8))
+    ),
+    # BMP
+    "BMP: height of -2**31": lambda: _bmp(8, -(2**31), body=bytes(64)),
+    "BMP: 40,000 × 40,000 pixels in the header": lambda: _bmp(40_000, 40_000),
+    "BMP: 7 bits a pixel": lambda: _bmp(8, 8, bits=7, body=bytes(64)),
+    "BMP: unknown packing": lambda: _bmp(8, 8, packing=99, body=bytes(192)),
+    "BMP: pixels beyond the end": lambda: _bmp(8, 8, body=bytes(192), offset=2**31),
+    "BMP: header of 4 GB": lambda: b"BM" + bytes(12) + struct.pack("<I", 2**32 - 1) + bytes(40),
+}
+DECODED: dict[str, Callable[[], bytes]] = {
+    "PNG: 49 million pixels": bomb,
+    "PNG: a line of 49 million pixels": lambda: bomb(49_000_000, 1),
+    "PNG: a single bit": lambda: _png(depth=1, colour=0),
+    "PNG: alpha": lambda: photo(mode="RGBA"),
+    "PNG: palette": lambda: photo(mode="P"),
+    "PNG: palette type without a palette": lambda: _png(colour=3),
+    "PNG: palette of 2 colours and indexes of 200": lambda: _png(
+        colour=3, before=_chunk(b"PLTE", bytes(6)), rows=(b"\0" + b"\xc8" * 8) * 8
+    ),
+    "PNG: too few rows": lambda: _png(rows=bytes(25)),
+    "PNG: 100 MB behind the last row": lambda: _png(rows=bytes(100_000_000)),
+    "PNG: wrong checksum of the pixels": lambda: _png(idat=_chunk(b"IDAT", zlib.compress(bytes(200)), crc=1)),
+    "PNG: text of 50 MB in 50 kB": lambda: _png(before=_text_bomb()),
+    "PNG: colour profile of 50 MB in 50 kB": lambda: _png(before=_profile_bomb()),
+    "PNG: critical chunk of nobody": lambda: _png(before=_chunk(b"EVIL", b"a")),
+    "PNG: pixels before the header": lambda: b"\x89PNG\r\n\x1a\n" + _chunk(b"IDAT", zlib.compress(b"\0")) + _png()[8:],
+    "PNG: animation with 2**31 frames": lambda: _png(before=_chunk(b"acTL", struct.pack(">II", 2**31 - 1, 0))),
+    "PNG: animation of four frames": _apng,
+    "PNG: an archive behind the image": lambda: PNG + b"PK\x03\x04" + bytes(100) + b"PK\x05\x06" + bytes(18),
+    "JPEG: arithmetic coding": lambda: JPEG.replace(b"\xff\xc0\x00\x11", b"\xff\xc9\x00\x11"),
+    "JPEG: no Huffman tables": lambda: _without(JPEG, 0xC4),
     "JPEG: segment of length 0": lambda: _inserted(JPEG, _segment(0xFE, b"", length=0)),
     "JPEG: restart after each block": lambda: _inserted(JPEG, _segment(0xDD, b"\0\x01")),
     "JPEG: CMYK": lambda: _jpeg(mode="CMYK"),
@@ -225,77 +243,27 @@ SINGLE: dict[str, Callable[[], bytes]] = {
     "JPEG: pictures of a camera with offsets beyond the end": lambda: _inserted(
         JPEG, _segment(0xE2, b"MPF\0II*\0\x08\0\0\0\x01\0" + _entry(0xB001, 4, 1, 2**31) + bytes(4))
     ),
-    "JPEG: only the begin": lambda: b"\xff\xd8\xff",
-    "JPEG: cut": lambda: JPEG[:-600],
     "JPEG: zeros in place of the pixels": lambda: JPEG[:-1000] + bytes(1000),
-    # WebP
-    "WebP: canvas of 16,384 × 16,384 pixels": lambda: _webp(_canvas(16_384, 16_384), (b"ANIM", bytes(6))),
     "WebP: 200 frames": lambda: _animated(200, 64),
-    "WebP: cut": lambda: photo("WEBP")[:-500],
-    "WebP: no pictures": lambda: _webp(_canvas(64, 64)),
-    "WebP: file size of 4 GB": lambda: _webp((b"VP8 ", bytes(20)), size=2**32 - 1),
-    "WebP: frame outside its canvas": lambda: _webp(
-        _canvas(8, 8), (b"ANIM", bytes(6)), (b"ANMF", b"\xff\xff\xff" * 2 + bytes(10) + b"VP8L" + bytes(8))
-    ),
     "WebP: alpha that is damaged": lambda: photo("WEBP", mode="RGBA").replace(b"ALPH", b"ALPX"),
-    # BMP
     "BMP: rows from the top": lambda: _bmp(8, -8, body=bytes(8 * 24)),
-    "BMP: height of -2**31": lambda: _bmp(8, -(2**31), body=bytes(64)),
-    "BMP: 40,000 × 40,000 pixels in the header": lambda: _bmp(40_000, 40_000),
     "BMP: run-length codes that draw 36 million pixels": lambda: _bmp(
         6000, 6000, bits=8, packing=1, body=bytes(1024) + b"\xff\x01" * 24 + b"\0\x01", offset=54 + 1024
     ),
-    "BMP: 7 bits a pixel": lambda: _bmp(8, 8, bits=7, body=bytes(64)),
-    "BMP: unknown packing": lambda: _bmp(8, 8, packing=99, body=bytes(192)),
-    "BMP: pixels beyond the end": lambda: _bmp(8, 8, body=bytes(192), offset=2**31),
     "BMP: pixels inside the header": lambda: _bmp(8, 8, body=bytes(192), offset=2),
-    "BMP: header of 4 GB": lambda: b"BM" + bytes(12) + struct.pack("<I", 2**32 - 1) + bytes(40),
 }
-_VALID = {
-    "request: the same image under each format",
-    "PNG: 49 million pixels",
-    "PNG: a line of 49 million pixels",
-    "PNG: a single bit",
-    "PNG: alpha",
-    "PNG: palette",
-    "PNG: palette of 2 colours and indexes of 200",
-    "PNG: 100 MB behind the last row",
-    "PNG: text of 50 MB in 50 kB",
-    "PNG: colour profile of 50 MB in 50 kB",
-    "PNG: animation with 2**31 frames",
-    "PNG: animation of four frames",
-    "PNG: an archive behind the image",
-    "JPEG: CMYK",
-    "JPEG: rotated by EXIF",
-    "JPEG: EXIF directories in a circle",
-    "JPEG: EXIF value of 4 GB",
-    "JPEG: pictures of a camera with offsets beyond the end",
-    "JPEG: restart after each block",
-    "JPEG: zeros in place of the pixels",
-    "WebP: 200 frames",
-    "WebP: alpha that is damaged",
-    "BMP: rows from the top",
-    "BMP: run-length codes that draw 36 million pixels",
-    "BMP: pixels inside the header",
-}
-"""Images that decoders may take: unusual but valid, or with damage outside the pixels of the first frame."""
-_TOLERATED = {
-    "PNG: palette type without a palette",
-    "PNG: too few rows",
-    "PNG: wrong checksum of the pixels",
-    "PNG: critical chunk of nobody",
-    "PNG: pixels before the header",
-    "JPEG: arithmetic coding",
-    "JPEG: no Huffman tables",
-    "JPEG: segment of length 0",
-}
-"""Images with damage that Pillow tolerates, in training too: it reads missing rows as zeros, for example."""
+"""Images that decoders may take: unusual but valid, with damage outside the pixels of the first frame, or with damage
+that Pillow tolerates, in training too: it reads missing rows as zeros, for example."""
 
-IMAGES: tuple[Case, ...] = (
-    *(Case(kind="image", name=name, make=make, may_be_answered=name in _VALID) for name, make in REQUESTS.items()),
-    *(
-        Case(kind="image", name=name, make=lambda make=make: [make()], may_be_answered=name in _VALID | _TOLERATED)
-        for name, make in SINGLE.items()
-    ),
+
+def _alone(table: dict[str, Callable[[], bytes]]) -> dict[str, Callable[[], list[bytes]]]:
+    """Return requests of a single image each."""
+    return {name: lambda make=make: [make()] for name, make in table.items()}  # type: ignore[misc]
+
+
+FORMATS = {"request: the same image under each format": lambda: [photo(k) for k in ("PNG", "JPEG", "WEBP", "BMP")]}
+IMAGES = (
+    *cases("image", {**REQUESTS, **_alone(REFUSED)}),
+    *cases("image", {**FORMATS, **_alone(DECODED)}, may_be_answered=True),
 )
 """The hostile images; ``make()`` returns the images of a request."""

@@ -20,7 +20,7 @@ from gmmvit_deploy.kubernetes._dockerfiles import docker_files, image_packages
 from gmmvit_deploy.serving.repository import Repository
 from tests.haproxy import needs_haproxy
 from tests.kubernetes.made import COMPILERS, hadolint, linked_environment
-from tests.serving.commands import Serve, ready
+from tests.serving.commands import Serve
 
 pytestmark = pytest.mark.integration
 ABSENT = ("torch", "onnx", "onnxruntime", "onnxscript", "openvino_telemetry", "safetensors", "yaml", "timm")
@@ -76,9 +76,8 @@ def test_exactly_the_listed_packages_serve(repository: Repository, bundle: Bundl
     shutil.copytree(repository.path, models)
     (tmp_path / "keys.txt").write_text(f"test {KEY}\n")
     gateway = ("--gateway", "--keys", "keys.txt")
-    process = Serve(models, *gateway, before=(str(python),), env=environment, cwd=tmp_path).process
-    try:
-        url = ready(process)["http"]
+    with Serve(models, *gateway, before=(str(python),), env=environment, cwd=tmp_path) as running:
+        url = running.ready()["http"]
         image = bundle.golden_set().images[0]
         request = urllib.request.Request(  # noqa: S310 - the address that the server printed
             f"{url}/classify", data=bytes(image), headers={"Authorization": f"Bearer {KEY}"}
@@ -93,8 +92,7 @@ def test_exactly_the_listed_packages_serve(repository: Repository, bundle: Bundl
             capture_output=True, text=True, check=False, env=environment, cwd=tmp_path,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
-        assert "openvino_kernels.so" in mapped_below(process.pid)
-    finally:
-        process.terminate()
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
+        assert "openvino_kernels.so" in mapped_below(running.process.pid)
+        running.process.terminate()
+        status, errors = running.end(timeout_s=60)
+    assert status == 0, errors

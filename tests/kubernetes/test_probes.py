@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,15 +24,15 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.serving.front.process import _EXIT_BEHIND_GATEWAY_S
 from gmmvit_deploy.serving.gateway.gateway import _STOP_S
 from gmmvit_deploy.serving.gateway.haproxy import _END_S
-from gmmvit_deploy.serving.processes import workers_of
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import _EXIT_S, ServerOptions
 from tests.certificates import self_signed
 from tests.haproxy import needs_haproxy
 from tests.kubernetes.made import object_in, write
-from tests.serving.commands import Serve
+from tests.serving.commands import Serve, stub_of
 from tests.serving.gateways import request as request_of
 from tests.serving.stand_in import MODEL, answers_held, infer_body, write_stand_in
+from tests.serving.threads import in_threads
 from tests.waiting import best_of, wait_until
 
 pytestmark = [needs_haproxy, pytest.mark.integration]
@@ -102,10 +101,8 @@ def container(spec: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def pod(container: dict[str, Any], repository: Repository, tmp_path: Path) -> Iterator[Pod]:
     started = Pod(container, repository.path, tmp_path)
-    yield started
-    if started.serve.process.poll() is None:
-        started.serve.process.kill()
-    started.serve.process.communicate()
+    with started.serve:
+        yield started
 
 
 @pytest.mark.nightly
@@ -129,10 +126,7 @@ def test_healthy_wrong_bundle_no_key_dead_worker_and_draining(pod: Pod) -> None:
 
 
 def _dead_worker(pod: Pod, where: dict[str, Any]) -> None:
-    (server,) = [int(line) for line in subprocess.run(
-        ["pgrep", "-P", str(pod.serve.process.pid), "tritonserver"], capture_output=True, text=True, check=True
-    ).stdout.split()]  # fmt: skip
-    (worker,) = [worker for worker in workers_of(server) if worker.model == "gmmvit_network"]
+    worker = stub_of(where["pid"], "gmmvit_network")
     # A supervisor that does nothing, or the server would be back at once.
     os.kill(pod.serve.process.pid, signal.SIGSTOP)
     try:
@@ -178,26 +172,19 @@ def test_a_probe_takes_less_than_its_timeout(name: str, pod: Pod) -> None:
 def clients(pod: Pod, number: int, *, times: int) -> Iterator[list[tuple[float, int]]]:
     """Repeat a request of the stand-in from several clients, and yield what they got: (time, status)."""
     outcomes: list[tuple[float, int]] = []
-    done = threading.Event()
 
-    def repeat() -> None:
+    def repeat(ended: threading.Event) -> None:
         context = ssl.create_default_context(cafile=pod.certificate)
         kept = http.client.HTTPSConnection("127.0.0.1", pod.port, timeout=30, context=context)
         for _ in range(times):
-            if done.is_set():
+            if ended.is_set():
                 break
             answer = request_of("", f"/v2/models/{MODEL}/infer", infer_body(1.0), key=KEY, connection=kept)
             outcomes.append((time.monotonic(), answer.status))
         kept.close()
 
-    with ThreadPoolExecutor(number) as pool:
-        sent = [pool.submit(repeat) for _ in range(number)]
-        try:
-            yield outcomes
-        finally:
-            done.set()
-    for future in sent:
-        future.result()
+    with in_threads(repeat, number):
+        yield outcomes
 
 
 @pytest.fixture
@@ -208,10 +195,8 @@ def slow_pod(container: dict[str, Any], tmp_path: Path, request: pytest.FixtureR
     program = models / MODEL / "1" / "model.py"
     program.write_text(f"import time\n\ntime.sleep({start_s})\n{program.read_text()}")
     started = Pod(container, models, tmp_path, "--allow-json", "10000")
-    yield started
-    if started.serve.process.poll() is None:
-        started.serve.process.kill()
-    started.serve.process.communicate()
+    with started.serve:
+        yield started
 
 
 OF_THE_STAND_IN = ("--model", MODEL, "--bundle", "")

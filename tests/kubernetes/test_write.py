@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.errors import InputError, OutputError
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.kubernetes.options import ManifestOptions, location
 from gmmvit_deploy.kubernetes.write import manifests_from_bundle
@@ -209,9 +209,3 @@ def test_the_command(bundle: Bundle, tmp_path: Path, gmmvit: Any) -> None:
                    tuning_file(bundle, tmp_path / "tuned.json"))  # fmt: skip
     assert whole.returncode == 0, whole.stderr
     assert "a tag can change" not in whole.stderr
-
-
-def test_nothing_is_written_over_a_folder(bundle: Bundle, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    with pytest.raises(OutputError, match="exists"):
-        manifests_from_bundle(bundle.path, tmp_path / "out", OPTIONS)

@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 
 
 class Serve:
-    """``gmmvit serve`` as a process of its own."""
+    """``gmmvit serve`` as a process of its own, which ``with Serve(…) as running:`` kills at its end."""
 
     def __init__(
         self, path: Path | None, *arguments: str | Path, before: tuple[str, ...] = (sys.executable,), **how: Any
@@ -31,11 +31,23 @@ class Serve:
         self.process = subprocess.Popen([*command, *ports], **{**streams, **how})
         self.path = path
 
+    def __enter__(self) -> Serve:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
     def ready(self) -> dict[str, Any]:
         return ready(self.process)
 
+    def kill(self) -> None:
+        """Kill the process if it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
     def end(self, timeout_s: float = 30) -> tuple[int, str]:
-        """(exit status, stderr)"""
+        """Wait for the end; return (exit status, stderr)."""
         _, errors = self.process.communicate(timeout=timeout_s)
         return self.process.returncode, errors
 

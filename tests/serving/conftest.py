@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.serving.front.options import FrontOptions
+from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.inference.test_preprocess import png
 from tests.serving.commands import Serve, wait_gone
+from tests.serving.shared import Running
 from tests.serving.stand_in import write_stand_in
 
 REQUEST_PIXELS = 60_000_000
+MAX_BYTES = 2**20
+"""The largest body that `front` takes."""
 
 
 def flat_png(width: int, height: int) -> bytes:
@@ -38,6 +44,28 @@ def limited_server(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> 
         yield running
 
 
+@pytest.fixture(scope="session")
+def front(server: Running) -> Iterator[FrontProcess]:
+    """A front without a gateway."""
+    with FrontProcess(FrontOptions(triton_url=server.grpc_url, max_body_bytes=MAX_BYTES), None) as running:
+        running.wait_ready()
+        yield running
+
+
+def joined_repository(folder: Path, bundles: Mapping[str, Bundle], **options: Any) -> Path:
+    """Write a repository with the models of several bundles.  Each bundle's models have its name.
+
+    options: of `RepositoryOptions`.
+    """
+    models = folder / "models"
+    models.mkdir()
+    for name, bundle in bundles.items():
+        written = repository_from_bundle(bundle, folder / name, RepositoryOptions(name=name, **options))
+        for model in written.models:
+            (written.path / model).rename(models / model)
+    return models
+
+
 @pytest.fixture
 def serve(repository: Repository, tmp_path: Path) -> Iterator[Callable[..., Serve]]:
     """Starts ``gmmvit serve`` on a copy of the repository, whose path identifies its processes."""
@@ -51,9 +79,7 @@ def serve(repository: Repository, tmp_path: Path) -> Iterator[Callable[..., Serv
 
     yield start
     for command in started:
-        if command.process.poll() is None:
-            command.process.kill()
-            command.process.communicate()
+        command.kill()
         wait_gone(str(command.path))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,12 @@ import grpc
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from gmmvit_deploy.serving.gateway.options import GatewaySettings
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.serving.service import Service
+
+FREE_PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
 
 KEY = "a-key-of-the-tests-0123456789"
 OTHER_KEY = "another-key-of-the-tests-0123"
@@ -89,6 +97,17 @@ def grpc_request(name: str, values: np.ndarray, *, model: str = "gmmvit_network"
     message.outputs.add(name="logits")
     message.raw_input_contents.append(values.tobytes())
     return message
+
+
+@contextmanager
+def running_service(
+    repository: Path, folder: Path, *, on_line: Callable[[str], None] | None = None, **settings: Any
+) -> Iterator[Service]:
+    """Run a server, its front and a gateway with the access log ``access.log`` in the folder."""
+    chosen = GatewaySettings(keys=key_file(folder), access_log=folder / "access.log", **settings)
+    with Service(ServerOptions(**FREE_PORTS), chosen, on_gateway_line=on_line) as service:
+        service.start(TritonServer(repository, options=service.server_options), cancelled=lambda: False)
+        yield service
 
 
 class Stub:

@@ -27,13 +27,13 @@ from gmmvit_deploy.serving.processes import Worker, workers_of
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from tests.serving.gateways import FREE_PORTS as FREE_PORTS
 from tests.serving.gateways import key_file
 from tests.waiting import wait_until
 
 Kind = Literal["bare", "gateway"]
 SECRET = "0123456789abcdef"  # noqa: S105 - of the tests
 MAX_BODY_BYTES = 4_000_000
-FREE_PORTS = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,62 +25,10 @@ from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from tests.inference.test_preprocess import encoded, photo
 from tests.serving.commands import Serve, kinds_of, metric_values
-from tests.serving.shared import Running
 
 pytestmark = pytest.mark.integration
 
-IMAGES = [encoded(photo(40, 30, seed=n), "JPEG") for n in range(2)]
-MAX_BYTES = 2**20
-
-
-@pytest.fixture(scope="module")
-def front(server: Running) -> Iterator[FrontProcess]:
-    with FrontProcess(FrontOptions(triton_url=server.grpc_url, max_body_bytes=MAX_BYTES), None) as running:
-        running.wait_ready()
-        yield running
-
-
-def curl(*arguments: str, folder: Path) -> tuple[int, Any]:
-    """Return (HTTP status, answer)."""
-    command = ["curl", "--silent", "--noproxy", "*", "--write-out", "\n%{http_code}", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
-    body, _, status = done.stdout.rpartition("\n")
-    return int(status), json.loads(body)
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("images")
-    for number, image in enumerate(IMAGES):
-        (folder / f"{number}.jpg").write_bytes(image)
-    (folder / "large.jpg").write_bytes(bytes(MAX_BYTES + 1))
-    return folder
-
-
-class TestAnswers:
-    def test_a_photo_by_curl_gets_labels(self, front: FrontProcess, images: Path, bundle: Bundle) -> None:
-        status, answer = curl("--data-binary", "@0.jpg", f"{front.classify_url}?top=3", folder=images)
-        assert (status, answer["model"], answer["bundle"]) == (200, "gmmvit", bundle.sha256)
-        (predictions,) = answer["predictions"]
-        labels = bundle.manifest.labels
-        assert [labels[guess["index"]] for guess in predictions] == [guess["label"] for guess in predictions]
-        assert len({guess["index"] for guess in predictions}) == 3
-        assert 1 >= predictions[0]["probability"] >= predictions[1]["probability"] >= predictions[2]["probability"] > 0
-
-    @pytest.mark.parametrize(
-        ("arguments", "status", "reason"),
-        [
-            (["--data-binary", "@large.jpg"], 413, f"the request is too large; the limit is {MAX_BYTES} bytes"),
-            (["--data-binary", "@0.jpg", "-H", "Content-Encoding: gzip"], 415, "compressed requests are refused"),
-        ],
-        ids=["too large", "compressed"],
-    )
-    def test_refused(self, arguments: list[str], status: int, reason: str, front: FrontProcess, images: Path) -> None:
-        refused, answer = curl(*arguments, front.classify_url, folder=images)
-        assert refused == status
-        assert reason in answer["error"]
-
-
+IMAGE = encoded(photo(40, 30), "JPEG")
 OTHERS = {
     "another host": {"Host": "attacker.example"},
     "a name that contains loopback": {"Host": "127.0.0.1.attacker.example:80"},
@@ -98,7 +44,7 @@ OTHERS = {
 class TestWhoMayAsk:
     @pytest.mark.parametrize("name", OTHERS)
     def test_pages_of_other_origins_are_refused(self, name: str, front: FrontProcess) -> None:
-        answer = httpx.post(front.classify_url, content=IMAGES[0], headers=OTHERS[name], trust_env=False)
+        answer = httpx.post(front.classify_url, content=IMAGE, headers=OTHERS[name], trust_env=False)
         assert answer.status_code == 403
         assert "access-control-allow-origin" not in answer.headers
         if "Host" in OTHERS[name]:  # DNS rebinding
@@ -108,7 +54,7 @@ class TestWhoMayAsk:
         for host in ("localhost", f"127.0.0.1:{front.port}", "[::1]:80"):
             for more in ({}, {"Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}):
                 headers = {"Host": host, **more}
-                answer = httpx.post(front.classify_url, content=IMAGES[0], headers=headers, trust_env=False, timeout=30)
+                answer = httpx.post(front.classify_url, content=IMAGE, headers=headers, trust_env=False, timeout=30)
                 assert answer.status_code == 200, headers
 
 
@@ -179,14 +125,14 @@ def test_a_port_in_use_names_the_option(repository: Repository, gmmvit: Callable
 
 
 @pytest.mark.nightly
-def test_serve_names_the_address_and_starts_the_process_again(serve: Callable[..., Serve], images: Path) -> None:
+def test_serve_names_the_address_and_starts_the_process_again(serve: Callable[..., Serve]) -> None:
     command = serve()
     where = command.ready()
-    assert curl("--data-binary", "@0.jpg", where["classify"], folder=images)[0] == 200
+    assert httpx.post(where["classify"], content=IMAGE, trust_env=False, timeout=60).status_code == 200
     (pid,) = [pid for pid, kind in kinds_of(command.process.pid).items() if kind == "front"]
     os.kill(pid, signal.SIGKILL)
     # The next connection waits until the process runs again.
-    assert curl("--data-binary", "@0.jpg", where["classify"], folder=images)[0] == 200
+    assert httpx.post(where["classify"], content=IMAGE, trust_env=False, timeout=60).status_code == 200
     assert metric_values(where["metrics"], "gmmvit_front_restarts_total") == {"": 1.0}
     command.process.send_signal(signal.SIGTERM)
     assert command.end()[0] == 0

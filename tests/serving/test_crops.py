@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -21,12 +22,12 @@ from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import model_configs
 from gmmvit_deploy.serving.options import RepositoryOptions
-from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.export.test_channels import LABELS, SPEC, exported
 from tests.inference.test_preprocess import encoded, photo
 from tests.inference.test_timm_preprocess import by_timm
+from tests.serving.conftest import joined_repository
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
@@ -69,15 +70,12 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
 @pytest.fixture(scope="module")
 def server(bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A server with the models of every case, and the preprocessing model of a network that is not square."""
-    models = tmp_path_factory.mktemp("crops") / "models"
-    models.mkdir()
     sources = {**bundles, "wide": wide(bundles["center"], WIDE)}
-    for name, bundle in sources.items():
-        options = RepositoryOptions(name=name, threads=1, runner=RunnerName("openvino"))
-        written = repository_from_bundle(bundle, models.parent / name, options)
-        for folder in written.path.iterdir():
-            if name != "wide" or folder.name == "wide_preprocess":
-                folder.rename(models / folder.name)
+    folder = tmp_path_factory.mktemp("crops")
+    models = joined_repository(folder, sources, threads=1, runner=RunnerName("openvino"))
+    for model in models.glob("wide*"):
+        if model.name != "wide_preprocess":
+            shutil.rmtree(model)
     with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
         yield running
 

@@ -33,6 +33,7 @@ SECRET = os.urandom(16).hex()
 KEY = {FRONT_HEADER: SECRET}
 UNREACHABLE = FrontOptions(triton_url="grpc://127.0.0.1:1")
 IMAGES = [encoded(photo(40, 30, seed=n), "JPEG") for n in range(3)]
+MAX_BYTES = 2**20
 
 
 def asked(front: FrontProcess, path: str = "/classify", **arguments: Any) -> httpx.Response:
@@ -50,13 +51,21 @@ def asked_until(front: FrontProcess, status: int) -> httpx.Response:
     return wait_until(matching, f"an answer with the status {status}")[0]
 
 
+def unfinished(front: FrontProcess, length: int) -> socket.socket:
+    """Return a connection on which a request with a body of this length has sent a byte of the body."""
+    connection = socket.create_connection(("127.0.0.1", front.port), timeout=10)
+    head = f"POST /classify HTTP/1.1\r\nHost: a\r\n{FRONT_HEADER}: {SECRET}\r\nContent-Length: {length}\r\n\r\na"
+    connection.sendall(head.encode())
+    return connection
+
+
 def files(*images: bytes) -> list[tuple[str, tuple[str, bytes]]]:
     return [("image", (f"{n}.jpg", image)) for n, image in enumerate(images)]
 
 
 @pytest.fixture(scope="module")
 def front(server: Running) -> Iterator[FrontProcess]:
-    options = FrontOptions(triton_url=server.grpc_url, body_timeout_s=0.5)
+    options = FrontOptions(triton_url=server.grpc_url, max_body_bytes=MAX_BYTES, body_timeout_s=0.5)
     with FrontProcess(options, SECRET) as running:
         running.wait_ready()
         yield running
@@ -109,6 +118,12 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "another method": ({"method": "GET"}, 405, "GET: this path takes only POST"),
     "JSON": ({"json": {"a": 1}}, 415, "expected image/*, application/octet-stream or multipart/form-data, got app"),
     "chunked": ({"content": iter([b"a", b"b"])}, 411, "must not be chunked"),
+    "too large": ({"content": bytes(MAX_BYTES + 1)}, 413, f"the request is too large; the limit is {MAX_BYTES} bytes"),
+    "compressed": (
+        {"content": IMAGES[0], "headers": {**KEY, "content-encoding": "gzip"}},
+        415,
+        "compressed requests are refused",
+    ),
     "empty": ({"content": b""}, 400, "image 0: the file is empty"),
     "no image": ({"content": b"text"}, 400, "image 0: the file is not a JPEG, PNG, WEBP or BMP image"),
     "cut": ({"content": IMAGES[0][:-200]}, 400, "image 0: the JPEG image is damaged or truncated"),
@@ -171,9 +186,7 @@ class TestRefusals:
         assert asked(front, content=IMAGES[0]).status_code == 200
 
     def test_a_body_that_does_not_arrive(self, front: FrontProcess) -> None:
-        with socket.create_connection(("127.0.0.1", front.port), timeout=10) as connection:
-            head = f"POST /classify HTTP/1.1\r\nHost: a\r\n{FRONT_HEADER}: {SECRET}\r\nContent-Length: 100\r\n\r\nabcd"
-            connection.sendall(head.encode())
+        with unfinished(front, 100) as connection:
             answer = http.client.HTTPResponse(connection)
             answer.begin()
             assert answer.status == 408
@@ -181,26 +194,22 @@ class TestRefusals:
 
 
 class TestOverload:
-    def test_no_more_requests_than_the_maximum(self, server: Running) -> None:
-        options = FrontOptions(triton_url=server.grpc_url, max_requests=1)
-        with FrontProcess(options, SECRET) as front:
+    @pytest.mark.parametrize(
+        ("limit", "length", "reason"),
+        [
+            ({"max_requests": 1}, 9, "1 requests are in progress"),
+            ({"max_buffered_bytes": 5000}, 5000, "fill the memory"),
+        ],
+        ids=["requests", "bytes"],
+    )
+    def test_no_more_than_the_maximum(self, limit: dict[str, int], length: int, reason: str, server: Running) -> None:
+        with FrontProcess(FrontOptions(triton_url=server.grpc_url, **limit), SECRET) as front:
             front.wait_ready()
-            with socket.create_connection(("127.0.0.1", front.port), timeout=10) as slow:
-                head = f"POST /classify HTTP/1.1\r\nHost: a\r\n{FRONT_HEADER}: {SECRET}\r\nContent-Length: 9\r\n\r\na"
-                slow.sendall(head.encode())
-                assert asked_until(front, 503).headers["retry-after"] == "1"
-            asked_until(front, 200)  # the slow client left
-
-    def test_no_more_bytes_than_the_maximum(self, server: Running) -> None:
-        options = FrontOptions(triton_url=server.grpc_url, max_buffered_bytes=5000)
-        with FrontProcess(options, SECRET) as front:
-            front.wait_ready()
-            with socket.create_connection(("127.0.0.1", front.port), timeout=10) as slow:
-                head = f"POST /classify HTTP/1.1\r\nHost: a\r\n{FRONT_HEADER}: {SECRET}\r\nContent-Length: 5000\r\n\r\n"
-                slow.sendall(head.encode())
+            with unfinished(front, length):
                 answer = asked_until(front, 503)
-            assert answer.headers["retry-after"] == "1"
-            assert "fill the memory" in answer.json()["error"]
+                assert answer.headers["retry-after"] == "1"
+                assert reason in answer.json()["error"]
+            asked_until(front, 200)  # the slow client left
 
     @pytest.mark.nightly
     def test_an_overloaded_server_is_passed_on(self, limited_server: TritonServer) -> None:
@@ -275,6 +284,7 @@ class TestProcess:
         for name in ("cmdline", "environ"):
             assert SECRET.encode() not in Path(f"/proc/{front.pid}/{name}").read_bytes()
 
+    @pytest.mark.nightly
     def test_a_request_that_runs_is_answered_when_the_front_stops(self, server: Running) -> None:
         with FrontProcess(FrontOptions(triton_url=server.grpc_url), SECRET) as front:
             front.wait_ready()

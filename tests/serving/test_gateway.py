@@ -30,14 +30,13 @@ from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.serving.gateway.gateway import Gateway, behind_gateway
 from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
 from gmmvit_deploy.serving.repository import Repository
-from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from gmmvit_deploy.serving.service import Service
+from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions, TritonServer
 from tests.certificates import self_signed
 from tests.conftest import FREE_PORTS
 from tests.haproxy import needs_haproxy
 from tests.hostile import grpc_requests
 from tests.hostile.http_requests import Held
-from tests.serving.commands import Serve, processes_naming, ready, wait_gone
+from tests.serving.commands import Serve, stub_of, wait_gone
 from tests.serving.gateways import (
     KEY,
     OTHER_KEY,
@@ -48,6 +47,7 @@ from tests.serving.gateways import (
     key_file,
     logits_of,
     request,
+    running_service,
 )
 from tests.serving.shared import MAX_BODY_BYTES, SECRET, Running, shared_service
 from tests.serving.stand_in import answers_held, sleeping_repository
@@ -129,6 +129,12 @@ def raw_answer(gateway: Running, data: bytes) -> bytes:
         return connection.makefile("rb").read()
 
 
+def json_request(value: int) -> bytes:
+    """Return a request whose pixels are JSON, each with this value."""
+    tensor = {"name": "pixels", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [value] * 3072}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
 class TestHttp:
     def test_a_key_opens_the_labels_of_a_photo(self, gateway: Running, bundle: Bundle) -> None:
         file = io.BytesIO()
@@ -185,12 +191,29 @@ class TestHttp:
     def test_metadata(self, path: str, gateway: Running) -> None:
         assert request(gateway.http_url, f"/v2{path}").status == 200
 
-    def test_statistics_with_the_secret_that_only_the_gateway_has(self, gateway: Running, triton: Running) -> None:
-        path = "/v2/models/gmmvit_network/stats"
-        assert request(triton.http_url, path).status == 403
-        assert request(gateway.http_url, path).json()["model_stats"][0]["name"] == "gmmvit_network"
-        for other in ("/v2/logging", "/v2/systemsharedmemory/status", "/v2/trace/setting"):
-            assert request(triton.http_url, other).status == 403
+    def test_the_gateway_adds_the_secret_to_requests_for_statistics(self, gateway: Running) -> None:
+        answer = request(gateway.http_url, "/v2/models/gmmvit_network/stats")
+        assert answer.json()["model_stats"][0]["name"] == "gmmvit_network"
+
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [
+            ("POST", "/v2/repository/index"),
+            ("GET", "/v2/logging"),
+            ("GET", "/v2/trace/setting"),
+            ("GET", "/v2/systemsharedmemory/status"),
+            ("GET", "/v2/models/gmmvit_network/stats"),
+        ],
+    )
+    def test_administration_needs_the_secret(self, method: str, path: str, triton: Running) -> None:
+        for secret, status in (("", 403), ("wrong", 403), (SECRET, 200)):
+            headers = {ADMIN_HEADER: secret} if secret else {}
+            assert request(triton.http_url, path, method=method, headers=headers).status == status
+
+    def test_inferences_and_configurations_need_no_secret(self, triton: Running) -> None:
+        assert request(triton.http_url, INFER, bytes(3072), headers=RAW).status == 200
+        for path in ("/v2/models/gmmvit_network/config", "/v2/health/ready"):
+            assert request(triton.http_url, path).status == 200
 
     def test_the_277_bytes_that_end_a_server(self, gateway: Running, triton: Running) -> None:
         body = gzip.compress(b"[" * 250_000)
@@ -207,8 +230,7 @@ class TestHttp:
         assert f"the limit is {MAX_BODY_BYTES} bytes" in answer.json()["error"]
 
     def test_no_number_of_json_wraps(self, gateway: Running) -> None:
-        tensor = {"name": "pixels", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [300] * 3072}
-        whole = json.dumps({"inputs": [tensor]}).encode()
+        whole = json_request(300)
         answer = request(gateway.http_url, INFER, whole)
         assert answer.status == 400
         assert "binary tensors" in answer.json()["error"]
@@ -220,8 +242,7 @@ class TestHttp:
     )
     def test_a_length_of_json_in_another_form(self, length: str, gateway: Running) -> None:
         """Triton takes +5 for 5; HAProxy compared such a length with no limit, 300 became 44, and brackets ended it."""
-        tensor = {"name": "pixels", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [300] * 3072}
-        body = json.dumps({"inputs": [tensor]}).encode()
+        body = json_request(300)
         headers = {"Inference-Header-Content-Length": length.format(len(body), len(body))}
         answer = request(gateway.http_url, INFER, body, headers=headers)
         assert (answer.status, "Inference-Header-Content-Length" in answer.json()["error"]) == (400, True)
@@ -265,8 +286,7 @@ class TestHttp:
 
     def test_json_for_those_who_must(self, open_gateway: Open) -> None:
         gateway = open_gateway(json_bytes=20_000)
-        tensor = {"name": "pixels", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [7] * 3072}
-        body = json.dumps({"inputs": [tensor]}).encode()
+        body = json_request(7)
         assert request(gateway.http_url, INFER, body).status == 200
         answer = request(gateway.http_url, INFER, body + b" " * 20_000)
         assert answer.status == 400
@@ -298,6 +318,7 @@ class TestHttp:
             connection.sendall(head + bytes(1_300_000))
             assert connection.recv(100).startswith(b"HTTP/1.1 401 ")
 
+    @pytest.mark.nightly
     def test_streams_of_strangers_are_not_held(self, gateway: Running, pixels: np.ndarray) -> None:
         """20,000 requests whose bodies stop were held for a minute, with 17 kB each."""
         held = grpc_requests.CALLS["100 streams whose messages stop, on 100 connections"]()
@@ -396,6 +417,13 @@ class TestGrpc:
             stats, _ = stub.call("ModelStatistics", service_pb2.ModelStatisticsRequest(name="gmmvit_network"))
             assert stats.model_stats[0].name == "gmmvit_network"
 
+    def test_statistics_need_the_secret(self, triton: Running) -> None:
+        statistics = service_pb2.ModelStatisticsRequest(name="gmmvit_network")
+        with Stub(triton.grpc_url) as stub:
+            assert stub.code("ModelStatistics", statistics)[0] == grpc.StatusCode.UNAVAILABLE
+            metadata = ((f"triton-grpc-protocol-{ADMIN_HEADER}", SECRET),)
+            assert stub.call("ModelStatistics", statistics, metadata=metadata)[0].model_stats
+
     def test_compressed_messages(self, gateway: Running, pixels: np.ndarray) -> None:
         with Stub(gateway.grpc_url) as stub:
             message = grpc_request("pixels", np.zeros((8, 32, 32, 3), np.uint8))
@@ -413,6 +441,7 @@ class TestGrpc:
         with Stub(gateway.grpc_url) as stub:
             assert stub.call("ModelInfer", message)[0].model_name == "gmmvit"
 
+    @pytest.mark.nightly
     @pytest.mark.parametrize("size", [1, 4, 5, 6, 7, 40, 5000])
     def test_bytes_that_are_no_message_leave_the_gateway_running(self, size: int, gateway: Running) -> None:
         """Raw bytes in the place of a message: Triton refuses them, and the gateway goes on."""
@@ -586,6 +615,7 @@ class TestObservability:
         ends = [line["end"] for line in (over_http, over_grpc, ready, refused, refused_grpc)]
         assert ends == ["--", "--", "LR", "LR", "LR"]
 
+    @pytest.mark.nightly
     def test_every_line_is_json_whatever_clients_send(self, open_gateway: Open, tmp_path: Path) -> None:
         made = self_signed(tmp_path)
         gateway = open_gateway(tls_cert=made.both)
@@ -619,15 +649,8 @@ class TestObservability:
         gateway.stop()
         assert len([json.loads(line) for line in gateway.settings.access_log.read_text().splitlines()]) == len(lines)
 
-    def test_all_metrics_on_a_single_port(self, gateway: Running, pixels: np.ndarray) -> None:
-        body, headers = binary_request("pixels", pixels)
-        request(gateway.http_url, INFER, body, headers=headers)
-        text = request(gateway.metrics_url, "/metrics").body.decode()
-        assert 'haproxy_backend_queue_time_average_seconds{proxy="triton_http"}' in text
-        assert 'nv_inference_request_success{model="gmmvit_network"' in text
-        assert 'quantile="0.99"' in text
-        assert 'gmmvit_metrics_source_up{source="gateway"} 1' in text
-        assert 'gmmvit_metrics_source_up{source="server"} 1' in text
+    def test_all_metrics_need_a_key(self, gateway: Running) -> None:
+        """`tests/test_client_examples.py` has the series that the alert rules read."""
         assert "haproxy_" in request(gateway.metrics_url, "/metrics/gateway").body.decode()
         assert request(gateway.metrics_url, "/metrics/server").status == 404
         assert request(gateway.metrics_url, "/metrics", key=None).status == 401
@@ -640,16 +663,11 @@ class TestReadiness:
         """Triton itself says ready for ever after `kill -9` of the worker of the network."""
         models = tmp_path / "models"
         shutil.copytree(repository.path, models)
-        settings = GatewaySettings(keys=key_file(tmp_path), access_log=tmp_path / "access.log")
-        with Service(ServerOptions(**FREE_PORTS), settings) as service:
-            gateway, server = service.gateway, TritonServer(models, options=service.server_options)
-            service.start(server, cancelled=lambda: False)
+        with running_service(models, tmp_path) as service:
+            gateway, server = service.gateway, service.server
             for probe in ("live", "ready"):
                 assert request(gateway.http_url, f"/v2/health/{probe}", key=None).status == 200
-            (worker,) = [
-                pid for pid, command in processes_naming(f"{models}/gmmvit_network").items() if "stub" in command
-            ]
-            os.kill(worker, signal.SIGKILL)
+            os.kill(stub_of(server.pid, "gmmvit_network").pid, signal.SIGKILL)
             readiness = lambda: request(gateway.http_url, "/v2/health/ready", key=None).status  # noqa: E731
             wait_until(lambda: readiness() != 200, "a service that is not ready")
             assert readiness() == 503
@@ -742,9 +760,8 @@ class TestCommand:
         shutil.copytree(repository.path, models)
         log = tmp_path / "access.log"
         words = ("--keys", str(key_file(tmp_path)), "--access-log", str(log), "--log", str(tmp_path / "log"))
-        process = Serve(models, "--gateway", *words).process
-        try:
-            where = ready(process)
+        with Serve(models, "--gateway", *words) as running:
+            process, where = running.process, running.ready()
             assert request(where["http"], INFER, bytes(3072), headers=RAW).status == 200
             assert request(where["http"], INFER, bytes(3072), headers=RAW, key=None).status == 401
             assert where["gateway_pid"] > 0
@@ -757,8 +774,6 @@ class TestCommand:
                 wait_until(lambda: everything_was_read(port), "HAProxy has read what the stranger sent")
                 process.send_signal(signal.SIGTERM)
                 _, errors = process.communicate(timeout=60)
-        finally:
-            process.kill()
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
         assert re.search(r"^\d{4}-\d\d-\d\dT[\d:]{8}Z gmmvit serve: gateway: reloaded 1 key$", errors, re.M)

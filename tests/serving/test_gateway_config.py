@@ -37,6 +37,7 @@ from gmmvit_deploy.serving.model_configs import model_configs
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
+from gmmvit_deploy.serving.server import ServerOptions
 from gmmvit_deploy.serving.server_log import ServerLog
 from tests.certificates import self_signed
 from tests.cli.terminal import gmmvit_here, without_progress
@@ -343,6 +344,7 @@ class TestOwnGateway:
             (["serve", "MODELS", "--keys", "KEYS"], "--keys needs --gateway"),
             (["serve", "MODELS", "--max-body", "16777216"], "--max-body needs --gateway"),  # the default
             (["serve", "MODELS", "--queue-timeout", "3"], "--queue-timeout needs --gateway"),
+            (["serve", "MODELS", "--request-pixels", "5000000"], "--request-pixels needs a bundle, got a repository"),
             (["serve", "MODELS", "--gateway"], "a gateway needs --keys FILE"),
             (["serve", "MODELS", "--gateway", "--keys", "KEYS", "--host", "10.0.0.1"], "--host and --gateway exclude"),
             (["serve", "MODELS", "--host", "10.0.0.1"], "--host 10.0.0.1: other machines could send requests"),
@@ -363,6 +365,10 @@ def test_the_client_of_an_expired_certificate_asks_the_operator() -> None:
     assert "the certificate of https://host:8000 has expired" in str(error)
     assert error.hint.startswith("ask the operator of the service for a new certificate")
     assert "--ca" in error_from_transport(OSError(reason.replace("has expired", "unknown")), request).hint
+
+
+def test_the_secret_is_not_in_the_text_of_the_options() -> None:
+    assert "s3cret" not in repr(ServerOptions(admin_secret="s3cret"))  # noqa: S106
 
 
 def test_a_log_in_a_folder_that_does_not_exist_names_its_option(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ builds.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,10 +14,9 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
-from gmmvit_deploy.serving.options import RepositoryOptions
-from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import EACH_FAMILY, FREE_PORTS, LATER, MANIFEST, golden
+from tests.serving.conftest import joined_repository
 from tests.serving.test_server import PROTOCOLS, url_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]
@@ -31,11 +29,8 @@ def golden_server(
 ) -> Iterator[TritonServer]:
     """A server with the golden checkpoints of the tests of this run."""
     asked = {item.callspec.params["name"] for item in request.session.items if item.path == request.path}
-    models = tmp_path_factory.mktemp("golden") / "models"
-    models.mkdir()
-    for name, bundle in ((name, tensor_bundles[name]) for name in SERVED if name in asked):
-        written = repository_from_bundle(bundle, models.parent / name, RepositoryOptions(name=name, threads=1))
-        shutil.move(written.path / f"{name}_network", models)
+    served = {name: tensor_bundles[name] for name in SERVED if name in asked}
+    models = joined_repository(tmp_path_factory.mktemp("golden"), served, threads=1)
     with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
         yield running
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import http.client
 import os
 import resource
 import socket
@@ -15,6 +14,7 @@ import pytest
 
 import gmmvit_deploy
 from gmmvit_deploy.serving.server import TritonServer
+from tests.serving.gateways import request
 from tests.serving.stand_in import MODEL, infer_body
 
 pytestmark = pytest.mark.nightly
@@ -24,45 +24,37 @@ GIB = 1 << 30
 
 
 def answers(server: TritonServer) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
-    connection.request("POST", f"/v2/models/{MODEL}/infer", infer_body(1))
-    answered = connection.getresponse()
-    answered.read()
-    connection.close()
-    return answered.status == 200
+    return request(server.http_url, f"/v2/models/{MODEL}/infer", infer_body(1)).status == 200
+
+
+CHUNKED = f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+
+
+def posted(body: bytes, header: str = "X: a") -> bytes:
+    head = f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\nHost: x\r\n{header}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 @pytest.mark.integration
-class TestTheSameServerAnswersAfterwards:
-    @pytest.mark.parametrize(
-        ("body", "headers"),
-        [
-            (gzip.compress(b"[" * 250_000, mtime=0), {"Content-Encoding": "gzip"}),
-            (b"[" * 200_000, {}),
-            (b'{"a":' * 200_000, {}),
-        ],
-        ids=["277 bytes of gzip", "200 kB of lists", "1 MB of objects"],
-    )
-    def test_deep_nesting(self, body: bytes, headers: dict[str, str], stand_in: TritonServer) -> None:
-        before = stand_in.pid
-        assert answers(stand_in)
-        connection = http.client.HTTPConnection("127.0.0.1", stand_in.http_port, timeout=60)
-        connection.request("POST", f"/v2/models/{MODEL}/infer", body, headers)
-        assert connection.getresponse().status in (400, 500)
-        connection.close()
-        assert answers(stand_in)
-        stand_in.require_running()
-        assert stand_in.pid == before
-
-    def test_two_million_chunks(self, stand_in: TritonServer) -> None:
-        before = stand_in.pid
-        head = f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", stand_in.http_port), timeout=120) as connection:
-            connection.sendall(head.encode() + b"1\r\na\r\n" * 2_000_000 + b"0\r\n\r\n")
-            assert connection.recv(100).startswith(b"HTTP/1.1 500")
-        assert answers(stand_in)
-        stand_in.require_running()
-        assert stand_in.pid == before
+@pytest.mark.parametrize(
+    "sent",
+    [
+        posted(gzip.compress(b"[" * 250_000, mtime=0), "Content-Encoding: gzip"),
+        posted(b"[" * 200_000),
+        posted(b'{"a":' * 200_000),
+        CHUNKED + b"1\r\na\r\n" * 2_000_000 + b"0\r\n\r\n",
+    ],
+    ids=["277 bytes of gzip", "200 kB of lists", "1 MB of objects", "two million chunks"],
+)
+def test_the_same_server_answers_after_deep_nesting(sent: bytes, stand_in: TritonServer) -> None:
+    before = stand_in.pid
+    assert answers(stand_in)
+    with socket.create_connection(("127.0.0.1", stand_in.http_port), timeout=120) as connection:
+        connection.sendall(sent)
+        assert connection.recv(100).startswith((b"HTTP/1.1 400", b"HTTP/1.1 500"))
+    assert answers(stand_in)
+    stand_in.require_running()
+    assert stand_in.pid == before
 
 
 @pytest.mark.integration

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +17,11 @@ import tritonclient.http
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.inference.labels import Prediction
 from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, classify_files
-from gmmvit_deploy.serving.options import RepositoryOptions
-from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.inference.test_preprocess import encoded, photo
+from tests.serving.conftest import joined_repository
+from tests.serving.gateways import request
 
 pytestmark = pytest.mark.integration
 LABELS = ("cat: big", "Bär 🐻", '"quoted\\"', "1:2:3", "x", "x", "a,b", "ship", "tab\there", "end")
@@ -43,13 +42,8 @@ def bundles(bundle: Bundle) -> dict[str, Bundle]:
 
 @pytest.fixture(scope="module")
 def server(bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    folder = tmp_path_factory.mktemp("labels")
-    for name, bundle in bundles.items():
-        written = repository_from_bundle(bundle, folder / name, RepositoryOptions(name=name))
-        for model in written.models:
-            (folder / "models").mkdir(exist_ok=True)
-            (written.path / model).rename(folder / "models" / model)
-    with TritonServer(folder / "models", options=ServerOptions(**FREE_PORTS)) as running:
+    models = joined_repository(tmp_path_factory.mktemp("labels"), bundles)
+    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
         yield running
 
 
@@ -102,13 +96,13 @@ def test_the_client_library(
 def test_base64_text_in_json(model: str, server: TritonServer, bundles: dict[str, Bundle], tmp_path: Path) -> None:
     for image in (*PHOTOS, LARGE):
         body = {"IMAGE": base64.b64encode(image).decode(), "top": 2}
-        answer = posted(server, f"{model}_classify/generate", json.dumps(body))
+        answer = posted(server, f"{model}_classify/generate", body)
         outputs = {name: [answer[name]] for name in ("label", "probability", "index", "present") if name in answer}
         (expected,) = classified(bundles[model], tmp_path, [image], 2)
         require_equal(outputs, 0, expected, 2)
-    (answer,) = posted(server, f"{model}_classify/infer", json.dumps(tensors(PHOTOS[0])))["outputs"][:1]
+    (answer,) = posted(server, f"{model}_classify/infer", tensors(PHOTOS[0]))["outputs"][:1]
     assert answer["shape"][0] == 1
-    logits = posted(server, f"{model}/generate", json.dumps({"IMAGE": base64.b64encode(PHOTOS[0]).decode()}))["logits"]
+    logits = posted(server, f"{model}/generate", {"IMAGE": base64.b64encode(PHOTOS[0]).decode()})["logits"]
     with BundleClassifier(bundles[model]) as classifier:
         np.testing.assert_allclose(logits, classifier.logits(PHOTOS[:1])[0], atol=1e-5)
 
@@ -121,7 +115,7 @@ def test_base64_as_clients_write_it(server: TritonServer, bundles: dict[str, Bun
         base64.urlsafe_b64encode(PHOTOS[0]).decode().rstrip("="),
         base64.encodebytes(PHOTOS[0]).decode().replace("\n", "\r\n"),
     ):
-        answer = posted(server, "gmmvit_classify/generate", json.dumps({"IMAGE": text, "top": 1}))
+        answer = posted(server, "gmmvit_classify/generate", {"IMAGE": text, "top": 1})
         assert (answer["label"], answer["probability"]) == (expected[0].label, pytest.approx(expected[0].probability))
 
 
@@ -136,22 +130,8 @@ def test_base64_as_clients_write_it(server: TritonServer, bundles: dict[str, Bun
     ids=["other characters", "not base64", "truncated image", "no image"],
 )
 def test_text_that_is_no_image(text: str, message: str, server: TritonServer) -> None:
-    answer = posted(server, "gmmvit_classify/generate", json.dumps({"IMAGE": text}), status=400)
+    answer = posted(server, "gmmvit_classify/generate", {"IMAGE": text}, status=400)
     assert message in answer["error"]
-
-
-def test_a_photo_as_it_is(server: TritonServer, bundles: dict[str, Bundle], tmp_path: Path) -> None:
-    """The body is a file; the answer is binary."""
-    expected = classified(bundles["gmmvit"], tmp_path, PHOTOS)
-    for image, predictions in zip(PHOTOS, expected, strict=True):
-        (tmp_path / "photo").write_bytes(image)
-        body, head = curl(server, "gmmvit_classify/infer", tmp_path / "photo", "Inference-Header-Content-Length: 0")
-        answer = tritonclient.http.InferResult.from_response_body(body, header_length=int(head))
-        outputs = {name: answer.as_numpy(name) for name in ("label", "probability", "index")}
-        require_equal(outputs, 0, predictions, 5)
-        body, head = curl(server, "gmmvit/infer", tmp_path / "photo", "Inference-Header-Content-Length: 0")
-        logits = np.frombuffer(body[int(head) :], "<f4")
-        assert int(logits.argmax()) == predictions[0].index
 
 
 def tensors(image: bytes) -> dict[str, Any]:
@@ -159,17 +139,8 @@ def tensors(image: bytes) -> dict[str, Any]:
     return {"inputs": [{"name": "IMAGE", "shape": [1, 1], "datatype": "BYTES", "data": data}]}
 
 
-def posted(server: TritonServer, path: str, body: str, *, status: int = 200) -> dict[str, Any]:
-    command = ["curl", "-sS", "-w", "%{http_code}", "--data-binary", "@-", f"{server.http_url}/v2/models/{path}"]
-    text = subprocess.run(command, input=body, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert text[-3:] == str(status), text
-    answer: dict[str, Any] = json.loads(text[:-3])
-    return answer
-
-
-def curl(server: TritonServer, path: str, file: Path, header: str) -> tuple[bytes, str]:
-    """Return (body, header Inference-Header-Content-Length) of the answer."""
-    command = ["curl", "-sS", "-H", header, "--data-binary", f"@{file}", "-o", str(file) + ".answer"]
-    command += ["-w", "%header{inference-header-content-length}", f"{server.http_url}/v2/models/{path}"]
-    head = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    return Path(str(file) + ".answer").read_bytes(), head
+def posted(server: TritonServer, path: str, body: dict[str, Any], *, status: int = 200) -> dict[str, Any]:
+    answer = request(server.http_url, f"/v2/models/{path}", json.dumps(body).encode())
+    assert answer.status == status, answer.body
+    parsed: dict[str, Any] = answer.json()
+    return parsed

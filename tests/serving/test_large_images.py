@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,13 +28,10 @@ from tests.conftest import FREE_PORTS
 from tests.inference.test_preprocess import encoded, photo, png
 from tests.serving.commands import kinds_of
 from tests.serving.conftest import flat_png
+from tests.serving.test_server import as_bytes, url_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.nightly
-
-
-def waits(event: threading.Event) -> Callable[[Decoder], None]:
-    return lambda decoder: event.wait(10) and None
 
 
 @pytest.mark.integration
@@ -66,31 +62,25 @@ class TestDecoder:
         assert isinstance(decoder.pixels(image), bytes)
 
 
-def as_input(*images: bytes) -> np.ndarray:
-    return np.array([[data] for data in images], dtype=np.object_)
-
-
 class TestServer:
     @pytest.mark.parametrize("protocol", ["grpc", "http"])
     def test_too_many_pixels_are_refused_with_the_budget(self, protocol: str, limited_server: TritonServer) -> None:
         bomb = png(7000, 7000, b"")  # pixels are counted from the header: these cannot be decoded
-        url = limited_server.grpc_url if protocol == "grpc" else limited_server.http_url
-        with TritonConnection(url) as connection:
+        with TritonConnection(url_of(limited_server, protocol)) as connection:
             with pytest.raises(
                 RequestRejectedError,
                 match=r"the images of the request have 98000000 pixels; the maximum is 60000000 pixels in a request",
             ):
-                connection.infer("gmmvit", "IMAGE", as_input(bomb, bomb))
-            assert connection.infer("gmmvit", "IMAGE", as_input(encoded(photo(32, 32), "PNG"))).shape == (1, 10)
+                connection.infer("gmmvit", "IMAGE", as_bytes(bomb, bomb))
+            assert connection.infer("gmmvit", "IMAGE", as_bytes(encoded(photo(32, 32), "PNG"))).shape == (1, 10)
 
     @pytest.mark.parametrize("protocol", ["grpc", "http"])
     def test_large_images_get_the_pixels_of_this_process(
         self, protocol: str, limited_server: TritonServer, bundle: Bundle
     ) -> None:
         images = [encoded(photo(*size, seed=n), "JPEG") for n, size in enumerate([(1500, 900), (40, 30), (1200, 1300)])]
-        url = limited_server.grpc_url if protocol == "grpc" else limited_server.http_url
-        with TritonConnection(url) as connection:
-            made = connection.infer("gmmvit_preprocess", "IMAGE", as_input(*images), output="pixels")
+        with TritonConnection(url_of(limited_server, protocol)) as connection:
+            made = connection.infer("gmmvit_preprocess", "IMAGE", as_bytes(*images), output="pixels")
         expected = np.stack([bundle.manifest.image.pixels_from_bytes(image) for image in images])
         np.testing.assert_array_equal(made, expected)
 
@@ -100,10 +90,10 @@ class TestServer:
         """The model decodes the images of all requests of a batch together; a damaged image fails its own request."""
         sizes = [(40, 30), (400, 500), (300, 700), (32, 32)]
         requests = [
-            as_input(*(encoded(photo(*sizes[(n + k) % 4], seed=n + k), "PNG") for k in range(1 + n % 3)))
+            as_bytes(*(encoded(photo(*sizes[(n + k) % 4], seed=n + k), "PNG") for k in range(1 + n % 3)))
             for n in range(24)
         ]
-        damaged = as_input(png(300, 300, b""))
+        damaged = as_bytes(png(300, 300, b""))
         with TritonConnection(limited_server.grpc_url) as connection, ThreadPoolExecutor(16) as pool:
 
             def made(images: np.ndarray) -> np.ndarray | str:
@@ -130,17 +120,17 @@ class TestServer:
             TritonConnection(limited_server.grpc_url) as connection,
             pytest.raises(RequestRejectedError, match=message),
         ):
-            connection.infer("gmmvit", "IMAGE", as_input(good, cut))
+            connection.infer("gmmvit", "IMAGE", as_bytes(good, cut))
 
     def test_small_images_do_not_wait_and_more_is_refused(self, limited_server: TritonServer) -> None:
         """While two requests of 49 million pixels wait, small requests are answered, and a third is refused."""
         bomb, small = flat_png(7000, 7000), encoded(photo(32, 32), "PNG")
         with TritonConnection(limited_server.grpc_url) as connection, ThreadPoolExecutor(3) as pool:
-            large = [pool.submit(infer_again_if_refused, connection, as_input(bomb)) for _ in range(2)]
+            large = [pool.submit(infer_again_if_refused, connection, as_bytes(bomb)) for _ in range(2)]
             refusal = None
             answered = 0
             while refusal is None and not any(future.done() for future in large):
-                assert connection.infer("gmmvit", "IMAGE", as_input(small)).shape == (1, 10)
+                assert connection.infer("gmmvit", "IMAGE", as_bytes(small)).shape == (1, 10)
                 answered += 1
                 refusal = refusal_of(limited_server, png(7000, 7000, b""))
             assert refusal is not None, "both large requests ended before a third was refused"
@@ -154,7 +144,7 @@ class TestServer:
         """The model answers what it took. An ensemble cannot: its network takes no request of a server that stops."""
         running = TritonServer(limited_server.repository, options=ServerOptions(**FREE_PORTS))
         with running, TritonConnection(running.grpc_url) as connection, ThreadPoolExecutor(1) as pool:
-            images = as_input(flat_png(7000, 7000))
+            images = as_bytes(flat_png(7000, 7000))
             answer = pool.submit(connection.infer, "gmmvit_preprocess", "IMAGE", images, output="pixels")
             wait_until(lambda: "python3" in kinds_of(running.pid).values(), "a process that decodes the image")
             running.stop()
@@ -175,7 +165,7 @@ def infer_again_if_refused(connection: TritonConnection, images: np.ndarray) -> 
 def refusal_of(server: TritonServer, image: bytes) -> InferenceServerException | None:
     """Send an image whose pixels cannot be decoded; return the refusal if it concerns the pixels that wait."""
     tensor = grpc.InferInput("IMAGE", [1, 1], "BYTES")
-    tensor.set_data_from_numpy(as_input(image))
+    tensor.set_data_from_numpy(as_bytes(image))
     with grpc.InferenceServerClient(server.grpc_url.removeprefix("grpc://")) as client:
         try:
             client.infer("gmmvit", [tensor])
@@ -190,11 +180,3 @@ def test_a_budget_below_the_input_of_the_network_is_refused(bundle: Bundle, tmp_
         repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(request_pixels=1023))
     with pytest.raises(InputError, match="request_pixels: expected at least 1, got 0"):
         RepositoryOptions(request_pixels=0)
-
-
-def test_serve_takes_the_budget_of_a_bundle_only(gmmvit, tmp_path: Path) -> None:
-    (tmp_path / "models" / "net").mkdir(parents=True)
-    (tmp_path / "models" / "net" / "config.pbtxt").write_text('backend: "onnxruntime"')
-    answer = gmmvit("serve", tmp_path / "models", "--request-pixels", "5000000")
-    assert answer.returncode == 1
-    assert "--request-pixels needs a bundle, got a repository" in answer.stderr

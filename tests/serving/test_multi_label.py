@@ -38,11 +38,11 @@ from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_f
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.front.options import FRONT_HEADER, FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
-from gmmvit_deploy.serving.options import RepositoryOptions
-from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.browser import open_chromium
 from tests.conftest import FREE_PORTS, golden
+from tests.serving.conftest import joined_repository
+from tests.serving.test_server import url_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 SIDE = 16
@@ -117,13 +117,10 @@ def backbone(folder: Path) -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def server(multi: Bundle, backbone: Bundle, folder: Path) -> Iterator[TritonServer]:
+def server(multi: Bundle, backbone: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A server with the models ``gmmvit`` and ``dino``."""
-    repository = repository_from_bundle(multi, folder / "models")
-    other = repository_from_bundle(backbone, folder / "dino_models", RepositoryOptions(name="dino"))
-    for model in other.models:
-        (other.path / model).rename(repository.path / model)
-    with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as running:
+    models = joined_repository(tmp_path_factory.mktemp("served"), {"gmmvit": multi, "dino": backbone})
+    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
         yield running
 
 
@@ -132,16 +129,18 @@ def truth_of(folder: Path) -> dict[str, set[str]]:
         return {row.pop("file"): {name for name, value in row.items() if value == "1"} for row in csv.DictReader(file)}
 
 
-@torch.no_grad()
-def pytorch_logits(multi: Bundle, folder: Path) -> np.ndarray:
+@pytest.fixture(scope="module")
+def logits(multi: Bundle, folder: Path) -> np.ndarray:
+    """PyTorch's logits of the 60 digits, float64 (60, 12)."""
     image = multi.manifest.image
     files = [folder / f"{index}.png" for index in range(60)]
     tensors = image.tensor_from_pixels(np.stack([image.pixels_from_bytes(file.read_bytes()) for file in files]))
-    return model_from_bundle(multi.manifest, multi.weights_path).double()(torch.from_numpy(tensors).double()).numpy()
+    with torch.no_grad():
+        model = model_from_bundle(multi.manifest, multi.weights_path).double()
+        return model(torch.from_numpy(tensors).double()).numpy()
 
 
-def test_the_server_gives_the_labels_of_pytorch(multi: Bundle, server: TritonServer, folder: Path) -> None:
-    logits = pytorch_logits(multi, folder)
+def test_the_server_gives_the_labels_of_pytorch(logits: np.ndarray, server: TritonServer, folder: Path) -> None:
     probabilities = 1 / (1 + np.exp(-logits))
     for url in (server.grpc_url, server.http_url):
         with TritonClassifier(url) as classifier:
@@ -172,7 +171,7 @@ def test_features_over_grpc_are_those_of_pytorch(multi: Bundle, server: TritonSe
 def test_features_of_a_dino_backbone_are_within_parity_s_limits(
     protocol: str, backbone: Bundle, server: TritonServer, folder: Path
 ) -> None:
-    url = server.grpc_url if protocol == "grpc" else server.http_url
+    url = url_of(server, protocol)
     with TritonRunner(backbone, url, model="dino") as runner:
         report = check_parity(backbone, [runner])
     verdicts = {check.name: check.verdict for check in report.runners[0].checks}
@@ -195,17 +194,18 @@ def test_the_classification_extension_keeps_repeated_labels_apart(multi: Bundle,
     assert [label for _, label in best] == [NAMES[index] for index, _ in best]
 
 
-def test_classify_prints_the_labels_above_their_thresholds(multi: Bundle, folder: Path, gmmvit: Command) -> None:
-    logits = pytorch_logits(multi, folder)[0]
+def test_classify_prints_the_labels_above_their_thresholds(
+    logits: np.ndarray, multi: Bundle, folder: Path, gmmvit: Command
+) -> None:
     printed = gmmvit("classify", folder / "0.png", "--bundle", multi.path, "--top", 1).stdout
     names = multi.manifest.label_set.names
     for index, name in enumerate(names):
-        assert (f" {name} " in printed) == (1 / (1 + np.exp(-logits[index])) >= THRESHOLDS[index])
+        assert (f" {name} " in printed) == (1 / (1 + np.exp(-logits[0, index])) >= THRESHOLDS[index])
     answer = json.loads(gmmvit("classify", folder / "0.png", "--bundle", multi.path, "--json").stdout)
     assert answer[0]["predictions"][0].keys() == {"label", "index", "probability", "threshold", "present"}
 
 
-def test_the_front_states_thresholds(multi: Bundle, server: TritonServer, folder: Path) -> None:
+def test_the_front_states_thresholds(logits: np.ndarray, server: TritonServer, folder: Path) -> None:
     secret = os.urandom(16).hex()
     with FrontProcess(FrontOptions(triton_url=server.grpc_url), secret) as front:
         front.wait_ready()
@@ -213,15 +213,13 @@ def test_the_front_states_thresholds(multi: Bundle, server: TritonServer, folder
             f"{front.url}/classify?top=1", content=(folder / "0.png").read_bytes(), headers={FRONT_HEADER: secret}
         )
     (guesses,) = answer.json()["predictions"]
-    logits = pytorch_logits(multi, folder)[0]
     for guess in guesses:
-        probability = 1 / (1 + np.exp(-logits[guess["index"]]))
+        probability = 1 / (1 + np.exp(-logits[0, guess["index"]]))
         assert guess["probability"] == pytest.approx(probability, abs=1e-5)
         assert guess["present"] == (probability >= guess["threshold"])
 
 
-def test_the_page_shows_the_labels_and_their_thresholds(multi: Bundle, server: TritonServer, folder: Path) -> None:
-    logits = pytorch_logits(multi, folder)[0]
+def test_the_page_shows_the_labels_and_their_thresholds(logits: np.ndarray, server: TritonServer, folder: Path) -> None:
     with FrontProcess(FrontOptions(triton_url=server.grpc_url), None) as front, open_chromium() as browser:
         front.wait_ready()
         page = browser.new_page()
@@ -231,15 +229,13 @@ def test_the_page_shows_the_labels_and_their_thresholds(multi: Bundle, server: T
         shown = page.locator("tbody th").all_inner_texts()
     for index, name in enumerate(NAMES):
         threshold = f"{100 * THRESHOLDS[index]:.1f} %"
-        if 1 / (1 + np.exp(-logits[index])) >= THRESHOLDS[index]:
-            assert f"{name} (present, at least {threshold})" in shown
-        else:
-            assert f"{name} (present, at least {threshold})" not in shown
+        present = 1 / (1 + np.exp(-logits[0, index])) >= THRESHOLDS[index]
+        assert (f"{name} (present, at least {threshold})" in shown) == present
     assert any("(absent, below " in text for text in shown)
 
 
 def test_parity_reports_map_and_f1_of_scikit_learn(
-    multi: Bundle, server: TritonServer, folder: Path, gmmvit: Command
+    logits: np.ndarray, multi: Bundle, server: TritonServer, folder: Path, gmmvit: Command
 ) -> None:
     words = ("--data", f"table:{folder / 'table.csv'}", "--runner", "onnxruntime,triton-grpc", "--url", server.grpc_url)
     answer = gmmvit("parity", multi.path, *words, "--json", "--report", folder / "report.html")
@@ -247,7 +243,6 @@ def test_parity_reports_map_and_f1_of_scikit_learn(
     report = json.loads(answer.stdout)
     jsonschema.validate(report, json.loads(SCHEMA_PATH.read_text()))
     runners = report["runners"]
-    logits = pytorch_logits(multi, folder)
     names = multi.manifest.label_set.names
     truth = np.array([[name in labels for name in names] for labels in truth_of(folder).values()])
     thresholds = np.array(multi.manifest.label_set.threshold_logits)

@@ -15,18 +15,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gmmvit_deploy.serving.front.options import FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
 from tests.browser import accessibility_problems, open_chromium
 from tests.inference.test_preprocess import encoded, photo
-from tests.serving.shared import Running
+from tests.serving.conftest import MAX_BYTES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 pytestmark = pytest.mark.integration
 
-MAX_BYTES = 2**20
 PHONE = {"viewport": {"width": 400, "height": 740}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}
 DROP = """([bytes, text]) => {
     const carried = new DataTransfer();
@@ -38,13 +36,6 @@ COPY = """async bytes => {
     const image = new Blob([new Uint8Array(bytes)], { type: "image/png" });
     await navigator.clipboard.write([new ClipboardItem({ "image/png": image })]);
 }"""
-
-
-@pytest.fixture(scope="module")
-def front(server: Running) -> Iterator[FrontProcess]:
-    with FrontProcess(FrontOptions(triton_url=server.grpc_url, max_body_bytes=MAX_BYTES), None) as running:
-        running.wait_ready()
-        yield running
 
 
 @contextmanager
@@ -129,6 +120,7 @@ def test_a_drawing_by_mouse(front: FrontProcess) -> None:
         refused(page, "the drawing is empty")
 
 
+@pytest.mark.nightly
 def test_a_drawing_by_keyboard(front: FrontProcess) -> None:
     with visit(front) as page:
         for _ in range(3):
@@ -144,6 +136,7 @@ def test_a_drawing_by_keyboard(front: FrontProcess) -> None:
         assert shown(page) == answer_for(front, data)
 
 
+@pytest.mark.nightly
 def test_on_a_phone(front: FrontProcess) -> None:
     with visit(front, **PHONE) as page:
         page.locator("canvas").tap()

@@ -30,6 +30,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS, cifar_options, golden
 from tests.inference.test_preprocess import encoded, photo, png_bomb
 from tests.serving.commands import Serve, processes_naming, wait_gone
+from tests.serving.conftest import joined_repository
 from tests.serving.shared import Running
 from tests.waiting import wait_until
 
@@ -66,12 +67,7 @@ def family_server(
     family_bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
     """A server with network, preprocessing and ensemble of every family."""
-    models = tmp_path_factory.mktemp("families_served") / "models"
-    models.mkdir()
-    for name, bundle in family_bundles.items():
-        written = repository_from_bundle(bundle, models.parent / name, RepositoryOptions(name=name))
-        for model in written.path.iterdir():
-            shutil.move(model, models)
+    models = joined_repository(tmp_path_factory.mktemp("families_served"), family_bundles)
     with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
         yield running
 
@@ -104,12 +100,6 @@ class TestAnswers:
             report = check_parity(bundle, [runner])
         assert report.passed, report.failures()
         assert report.runners[0].check("served").details["joined"] > 0
-
-    def test_encoded_images(self, connection: TritonConnection, bundle: Bundle) -> None:
-        pixels, logits = bundle.golden()
-        images = as_bytes(*(encoded(Image.fromarray(image), "PNG") for image in pixels))
-        answers = connection.infer("gmmvit", "IMAGE", images)
-        assert float(np.abs(answers - logits).max()) < 1e-5
 
     @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])
     def test_formats(self, kind: str, connection: TritonConnection) -> None:
@@ -243,14 +233,12 @@ class TestStarting:
 
 
 class TestStopping:
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_signals_end_it_cleanly(
-        self, number: signal.Signals, serve: Callable[..., Serve], repository: Repository
-    ) -> None:
+    def test_an_interrupt_ends_it_cleanly(self, serve: Callable[..., Serve], repository: Repository) -> None:
+        """`test_serving_a_bundle_directly` sends SIGTERM."""
         running = serve("--verbose")
         assert running.ready()["runner"] == repository.runner  # as its configuration states
         assert len(processes_naming(str(running.path))) >= 4  # gmmvit, tritonserver and two stubs
-        running.process.send_signal(number)
+        running.process.send_signal(signal.SIGINT)
         status, errors = running.end()
         assert status == 0, errors
         assert "· serve: start the server and load the models" in errors
@@ -290,16 +278,13 @@ class TestStopping:
     def test_serving_a_bundle_directly(self, bundle: Bundle, tmp_path: Path) -> None:
         copy = tmp_path / "bundle"
         shutil.copytree(bundle.path, copy)
-        running = Serve(copy)
-        try:
+        with Serve(copy) as running:
             where = running.ready()
             with TritonRunner(bundle, where["http"]) as runner:
                 assert runner.run(bundle.golden()[0]).shape == (8, 10)
             running.process.send_signal(signal.SIGTERM)
             assert running.end()[0] == 0
             assert not Path(where["repository"]).exists()
-        finally:
-            running.process.kill()
 
 
 class TestInstalls:

@@ -12,12 +12,12 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
-from gmmvit_deploy.serving.server import ServerOptions, TritonServer
+from gmmvit_deploy.serving.server import ServerOptions
 from gmmvit_deploy.serving.service import Service
 from tests.conftest import FREE_PORTS
 from tests.haproxy import needs_haproxy
 from tests.inference.test_preprocess import encoded, photo
-from tests.serving.gateways import key_file, request
+from tests.serving.gateways import key_file, request, running_service
 from tests.serving.stand_in import answers_held, held_file
 from tests.waiting import wait_until
 
@@ -31,10 +31,7 @@ def test_the_front_asks_the_ensemble_of_the_repository_if_there_is_an_ensemble(
     served = bundle if normalised else tensor_bundles["vit_gmm"]
     repository = repository_from_bundle(served, tmp_path / "models", RepositoryOptions(name=name))
     lines: list[str] = []
-    settings = GatewaySettings(keys=key_file(tmp_path), access_log=tmp_path / "access.log")
-    with Service(ServerOptions(**FREE_PORTS), settings, on_gateway_line=lines.append) as service:
-        server = TritonServer(repository.path, options=service.server_options)
-        service.start(server, cancelled=lambda: False)
+    with running_service(repository.path, tmp_path, on_line=lines.append) as service:
         images = served.golden_set().images
         answer = request(
             service.http_url, "/classify", images[0] if images else b"image", headers={"Content-Type": "image/png"}
@@ -60,10 +57,7 @@ def test_images_to_classify_wait_in_the_queue_of_the_gateway(bundle: Bundle, tmp
     """A request in flight and a waiting request: others are refused at once, while both have no answer."""
     repository = repository_from_bundle(bundle, tmp_path / "models")
     hold_answers(repository.path)
-    log = tmp_path / "access.log"
-    settings = GatewaySettings(
-        keys=key_file(tmp_path), access_log=log, in_flight=1, queue_limit=1, queue_timeout_ms=60_000
-    )
+    queue = {"in_flight": 1, "queue_limit": 1, "queue_timeout_ms": 60_000}
     image = encoded(photo(32, 32), "PNG")
 
     def ask() -> int:
@@ -74,8 +68,7 @@ def test_images_to_classify_wait_in_the_queue_of_the_gateway(bundle: Bundle, tmp
         name = 'haproxy_backend_current_sessions{proxy="front"} '
         return sum(int(line.removeprefix(name)) for line in lines if line.startswith(name))
 
-    with Service(ServerOptions(**FREE_PORTS), settings) as service, ThreadPoolExecutor(2) as pool:
-        service.start(TritonServer(repository.path, options=service.server_options), cancelled=lambda: False)
+    with running_service(repository.path, tmp_path, **queue) as service, ThreadPoolExecutor(2) as pool:
         with answers_held(repository.path):
             taken = []
             for number in (1, 2):
@@ -84,7 +77,7 @@ def test_images_to_classify_wait_in_the_queue_of_the_gateway(bundle: Bundle, tmp
             assert [ask() for _ in range(4)] == [503] * 4
             assert not any(future.done() for future in taken)
         assert [future.result() for future in taken] == [200, 200]
-    assert {json.loads(line)["model"] for line in log.read_text().splitlines()} == {"gmmvit"}
+    assert {json.loads(line)["model"] for line in (tmp_path / "access.log").read_text().splitlines()} == {"gmmvit"}
 
 
 def test_a_second_signal_before_the_start_kills_nothing(tmp_path: Path) -> None:

@@ -44,10 +44,8 @@ def url(tmp_path: Path) -> Iterator[str]:
     bundle_from_checkpoint(tmp_path / "vit.safetensors", tmp_path / "bundle", options)
     script = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
     before = ("unshare", "-m", "sh", "-c", script, "sh", sys.executable)
-    running = Serve(tmp_path / "bundle", "--log", tmp_path / "log", before=before)
-    try:
+    with Serve(tmp_path / "bundle", "--log", tmp_path / "log", before=before) as running:
         yield running.ready()["grpc"]
-    finally:
         running.process.terminate()
         running.end()
     assert "/dev/shm has 64 MiB" in (tmp_path / "log").read_text()

@@ -11,8 +11,6 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -43,9 +41,11 @@ class Clients:
         self.threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        for target in (*[self.kept] * 4, *[self.new] * 2, *[self.grpc] * 2):
-            self.threads.append(threading.Thread(target=target))
-            self.threads[-1].start()
+        for kind in (*["kept"] * 4, *["new"] * 2):
+            self.threads.append(threading.Thread(target=self.http, args=(kind,)))
+        self.threads += [threading.Thread(target=self.grpc) for _ in range(2)]
+        for thread in self.threads:
+            thread.start()
 
     def end(self) -> None:
         self.done.set()
@@ -74,24 +74,15 @@ class Clients:
         self.note(kind, str(answer.status) if right else "wrong")
         return not answer.will_close
 
-    def kept(self) -> None:
+    def http(self, kind: str) -> None:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=30)
         for value in range(100_000):
             if self.done.is_set():
                 break
-            if not self.ask(connection, "kept", float(value)):
+            if not self.ask(connection, kind, float(value)) or kind == "new":
                 connection.close()
-                time.sleep(0.05)
+                time.sleep(0.05 if kind == "kept" else 0.02)
         connection.close()
-
-    def new(self) -> None:
-        for value in range(100_000):
-            if self.done.is_set():
-                break
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=30)
-            self.ask(connection, "new", float(value))
-            connection.close()
-            time.sleep(0.02)
 
     def grpc(self) -> None:
         client = tritonclient.grpc.InferenceServerClient(self._grpc)
@@ -110,15 +101,6 @@ class Clients:
         client.close()
 
 
-@contextmanager
-def serving(models: Path, *arguments: str) -> Iterator[Serve]:
-    running = Serve(models, *arguments)
-    yield running
-    if running.process.poll() is None:
-        running.process.kill()
-        running.process.communicate()
-
-
 @pytest.mark.integration
 def test_sigterm_under_load(tmp_path: Path) -> None:
     """A server without a gateway may refuse requests while it stops, and gives no wrong answer."""
@@ -135,25 +117,22 @@ def test_sigterm_under_load_takes_seconds(tmp_path: Path) -> None:
 def drained_under_load_s(folder: Path) -> float:
     """End a server under load with SIGTERM; return the seconds of its exit."""
     models = write_stand_in(folder / "models", delay_s=0.02)
-    with serving(models, "--log", str(folder / "log")) as running:
-        return _drained_s(running, Clients(running.ready()))
-
-
-def _drained_s(running: Serve, clients: Clients) -> float:
-    clients.start()
-    wait_until(lambda: len(clients.outcomes) >= 100, "100 answers")
-    began = time.monotonic()
-    running.process.send_signal(signal.SIGTERM)
-    status, errors = running.end(timeout_s=60)
-    ended = time.monotonic()
-    clients.end()
-    assert status == 0, errors
-    assert {outcome for when, _, outcome in clients.outcomes if when <= began} == {"200"}
-    refused = {"503", "ConnectionRefusedError", "ConnectionResetError", "RemoteDisconnected", "BrokenPipeError"}
-    assert {outcome for _, kind, outcome in clients.outcomes if kind != "grpc"} <= {"200", *refused}
-    over_grpc = {outcome for _, kind, outcome in clients.outcomes if kind == "grpc"}
-    assert over_grpc <= {"200", "StatusCode.UNAVAILABLE", "StatusCode.NOT_FOUND"}
-    return ended - began
+    with Serve(models, "--log", str(folder / "log")) as running:
+        clients = Clients(running.ready())
+        clients.start()
+        wait_until(lambda: len(clients.outcomes) >= 100, "100 answers")
+        began = time.monotonic()
+        running.process.send_signal(signal.SIGTERM)
+        status, errors = running.end(timeout_s=60)
+        ended = time.monotonic()
+        clients.end()
+        assert status == 0, errors
+        assert {outcome for when, _, outcome in clients.outcomes if when <= began} == {"200"}
+        refused = {"503", "ConnectionRefusedError", "ConnectionResetError", "RemoteDisconnected", "BrokenPipeError"}
+        assert {outcome for _, kind, outcome in clients.outcomes if kind != "grpc"} <= {"200", *refused}
+        over_grpc = {outcome for _, kind, outcome in clients.outcomes if kind == "grpc"}
+        assert over_grpc <= {"200", "StatusCode.UNAVAILABLE", "StatusCode.NOT_FOUND"}
+        return ended - began
 
 
 @needs_haproxy
@@ -179,44 +158,39 @@ def killed_and_drained_s(folder: Path) -> tuple[float, float]:
     """
     models, log = write_stand_in(folder / "models", delay_s=0.02), folder / "access.log"
     gateway = ("--gateway", "--keys", str(key_file(folder)), "--allow-json", "10000", "--access-log", str(log))
-    with serving(models, *gateway) as running:
-        return _killed_and_drained_s(running, log)
-
-
-def _killed_and_drained_s(running: Serve, log: Path) -> tuple[float, float]:
-    where = running.ready()
-    clients = Clients(where, BEARER)
-    idle = http.client.HTTPConnection(clients._host, clients._port, timeout=30)
-    assert clients.ask(idle, "idle", 1.0)
-    unused = socket.create_connection((clients._host, clients._port))
-    clients.start()
-    clients.wait_for_answers()
-    os.kill(where["pid"], signal.SIGKILL)
-    killed = time.monotonic()
-    restarted = 'gmmvit_server_restarts_total{reason="exit"} 1'
-    wait_until(lambda: restarted in request(where["metrics"], "/metrics").body.decode(), "a restart of the server")
-    clients.wait_for_answers()
-    began = time.monotonic()
-    running.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: not Path(f"/proc/{where['gateway_pid']}").exists(), "the end of HAProxy")
-    haproxy_ended = time.monotonic()
-    status, errors = running.end(timeout_s=60)
-    clients.end()
-    assert status == 0, errors
-    assert idle.sock is not None
-    assert idle.sock.recv(100) == b""
-    idle.close()
-    unused.close()
-    later = [(kind, outcome) for when, kind, outcome in clients.outcomes if when > began]
-    # HAProxy may close a kept connection in the moment in which the client sends on it: it does not read that request.
-    closed = {"RemoteDisconnected", "ConnectionResetError", "BrokenPipeError"}
-    assert {outcome for kind, outcome in later if kind == "new"} <= {"200", "ConnectionRefusedError", *closed}
-    assert {outcome for kind, outcome in later if kind == "kept"} <= {"200", "ConnectionRefusedError", *closed}
-    assert {outcome for kind, outcome in later if kind == "grpc"} <= {"200", "StatusCode.UNAVAILABLE"}
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    complete = Counter(line["protocol"] for line in lines if line["status"] == 200 and line["end"] == "--")
-    answered = Counter(
-        "grpc" if kind == "grpc" else "http" for _, kind, outcome in clients.outcomes if outcome == "200"
-    )
-    assert complete == answered
-    return began - killed, haproxy_ended - began
+    with Serve(models, *gateway) as running:
+        where = running.ready()
+        clients = Clients(where, BEARER)
+        idle = http.client.HTTPConnection(clients._host, clients._port, timeout=30)
+        assert clients.ask(idle, "idle", 1.0)
+        unused = socket.create_connection((clients._host, clients._port))
+        clients.start()
+        clients.wait_for_answers()
+        os.kill(where["pid"], signal.SIGKILL)
+        killed = time.monotonic()
+        restarted = 'gmmvit_server_restarts_total{reason="exit"} 1'
+        wait_until(lambda: restarted in request(where["metrics"], "/metrics").body.decode(), "a restart of the server")
+        clients.wait_for_answers()
+        began = time.monotonic()
+        running.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: not Path(f"/proc/{where['gateway_pid']}").exists(), "the end of HAProxy")
+        haproxy_ended = time.monotonic()
+        status, errors = running.end(timeout_s=60)
+        clients.end()
+        assert status == 0, errors
+        assert idle.sock is not None
+        assert idle.sock.recv(100) == b""
+        idle.close()
+        unused.close()
+        later = [(kind, outcome) for when, kind, outcome in clients.outcomes if when > began]
+        # HAProxy may close a connection in the moment in which the client sends on it: it does not read that request.
+        closed = {"RemoteDisconnected", "ConnectionResetError", "BrokenPipeError"}
+        assert {outcome for kind, outcome in later if kind != "grpc"} <= {"200", "ConnectionRefusedError", *closed}
+        assert {outcome for kind, outcome in later if kind == "grpc"} <= {"200", "StatusCode.UNAVAILABLE"}
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        complete = Counter(line["protocol"] for line in lines if line["status"] == 200 and line["end"] == "--")
+        answered = Counter(
+            "grpc" if kind == "grpc" else "http" for _, kind, outcome in clients.outcomes if outcome == "200"
+        )
+        assert complete == answered
+        return began - killed, haproxy_ended - began

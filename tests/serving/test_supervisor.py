@@ -24,6 +24,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.serving.commands import Serve, metric_values, processes_naming, stub_of
 from tests.serving.stand_in import MODEL, write_stand_in
+from tests.serving.threads import in_threads
 from tests.waiting import best_of, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]
@@ -37,29 +38,21 @@ def clients(url: str, pixels: np.ndarray, logits: np.ndarray) -> Iterator[list[f
     """Send requests from two threads, and yield the times of the correct answers. A wrong answer fails the test."""
     answered: list[float] = []
     wrong: list[float] = []
-    done = threading.Event()
 
-    def load() -> None:
+    def load(ended: threading.Event) -> None:
         with TritonConnection(url, timeout_s=2) as connection:
-            while not done.is_set():
+            while not ended.is_set():
                 try:
                     answer = connection.infer("gmmvit_network", "pixels", pixels)
                 except ServerError:
-                    done.wait(0.05)
+                    ended.wait(0.05)
                     continue
                 distance = float(np.abs(answer - logits).max())
                 (answered if distance < 1e-5 else wrong).append(time.monotonic())
 
-    threads = [threading.Thread(target=load) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
+    with in_threads(load, 2):
         yield answered
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join(timeout=30)
-        assert wrong == []
+    assert wrong == []
 
 
 def run_for(supervisor: Supervisor, seconds: float) -> None:
@@ -238,32 +231,26 @@ def open_loop(server: TritonServer, *, rate: float) -> Iterator[Callable[[], int
     """
     import tritonclient.grpc as triton
 
-    sent, ended = [0], [0]
-    done = threading.Event()
+    sent, answered = [0], [0]
     client = triton.InferenceServerClient(server.grpc_url.removeprefix("grpc://"))
     tensor = triton.InferInput("X", [1, 1], "FP32")
     tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
 
     def note(result: object, error: object) -> None:
-        ended[0] += 1  # all callbacks run in one thread
+        answered[0] += 1  # all callbacks run in one thread
 
-    def load() -> None:
+    def load(ended: threading.Event) -> None:
         began = time.monotonic()
-        while not done.is_set():
+        while not ended.is_set():
             # On a machine that cannot send at this rate, the number of due requests is never reached.
-            while sent[0] < (time.monotonic() - began) * rate and not done.is_set():
+            while sent[0] < (time.monotonic() - began) * rate and not ended.is_set():
                 client.async_infer(MODEL, [tensor], callback=note, client_timeout=10)
                 sent[0] += 1
             time.sleep(0.002)
 
-    thread = threading.Thread(target=load)
-    thread.start()
-    try:
-        yield lambda: sent[0] - ended[0]
-    finally:
-        done.set()
-        thread.join()
-        client.close()
+    with in_threads(load, 1):
+        yield lambda: sent[0] - answered[0]
+    client.close()
 
 
 def test_probes_do_not_disturb_what_parity_counts(repository: Repository, bundle: Bundle) -> None:

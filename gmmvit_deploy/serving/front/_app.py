@@ -7,13 +7,7 @@ A list of predictions for each image, in the order of the images. For a multi-la
 label's ``"threshold"``, and ``"present"``: true if the probability reaches it; all present labels are listed.
 
 A refused request gets ``{"error": …}``, with ``"image"``, the position of the image that is the reason, if the reason
-is an image:
-
-    400  bad image, too many images or pixels, bad ``top``     413  body too large
-    403  not the gateway; page of another origin               415  no image, or a compressed body
-    404, 405  another path or method                           503  overload, with Retry-After
-    408  the body did not arrive                               502, 504  the server failed, or did not answer
-    411  no content-length
+is an image. docs/pages/clients.md lists the statuses.
 
 Behind a gateway, requests wait in the gateway, and need its secret. Without a gateway, the front listens on loopback,
 admits only this machine (`_only_this_machine`), and also answers ``GET /`` with a page to drop an image on.
@@ -76,11 +70,7 @@ _Headers = Mapping[bytes, bytes]
 
 
 def front_app(options: FrontOptions, secret: str | None) -> ASGIApp:
-    """Return the ASGI application.
-
-    secret: the value that the header `FRONT_HEADER` of each request must have, except of requests for readiness. None:
-    without a gateway.
-    """
+    """Return the ASGI application.  secret: as for `FrontProcess`; requests for readiness need none."""
     front = _Front(options)
     routes = [
         *(Route(path, front.classify, methods=["POST"]) for path in CLASSIFY_PATHS),
@@ -92,7 +82,7 @@ def front_app(options: FrontOptions, secret: str | None) -> ASGIApp:
         lifespan=front.lifespan,
     )
     app.router.redirect_slashes = False
-    return _Guard(app, reason=_only_gateway(secret) if secret else _only_this_machine, refused=_answer)
+    return _Guard(app, _only_gateway(secret) if secret else _only_this_machine)
 
 
 class _Front:
@@ -138,12 +128,7 @@ def _page() -> HTMLResponse:
     """Return the page, which may run only its own script and style, and ask only this server."""
     html = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
     own = {kind: re.findall(f"<{kind}>(.*?)</{kind}>", html, re.DOTALL) for kind in ("script", "style")}
-    hashes = {
-        kind: " ".join(
-            f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts
-        )
-        for kind, texts in own.items()
-    }
+    hashes = {kind: " ".join(map(_hash, texts)) for kind, texts in own.items()}
     policy = (
         f"default-src 'none'; script-src {hashes['script']}; style-src {hashes['style']}; img-src blob: data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -157,11 +142,13 @@ def _page() -> HTMLResponse:
     return HTMLResponse(html, headers=headers)
 
 
-def _top(request: Request, classes: int) -> int:
-    """Return the number of predictions for each image, the query's ``top``, at most all classes.
+def _hash(text: str) -> str:
+    """Return the hash of an inline script or style, as Content-Security-Policy lists it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
-    Errors: Refusal, 400.
-    """
+
+def _top(request: Request, classes: int) -> int:
+    """Return the number of predictions for each image, the query's ``top``, at most all classes."""
     text = request.query_params.get("top", str(DEFAULT_TOP))
     if not (text.isascii() and text.isdigit() and len(text) < 1000 and int(text) >= 1):
         raise Refusal(400, f"top: expected a whole number of at least 1, got {text[:20]!r}")
@@ -189,21 +176,16 @@ def _failed(request: Request, exc: Exception) -> JSONResponse:
 
 
 class _Guard:
-    """Answers with ``refused`` a request of which ``reason`` returns a text; "" admits the request.
+    """Refuses a request of whose method, path and headers ``reason`` returns a text; "" admits the request."""
 
-    reason: called with the method, the path and the headers.
-    """
-
-    def __init__(
-        self, app: ASGIApp, *, reason: Callable[[str, str, _Headers], str], refused: Callable[[Refusal], ASGIApp]
-    ) -> None:
-        self._app, self._reason, self._refused = app, reason, refused
+    def __init__(self, app: ASGIApp, reason: Callable[[str, str, _Headers], str]) -> None:
+        self._app, self._reason = app, reason
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
         if scope["type"] == "http":
             reason = self._reason(scope["method"], scope["path"], dict(scope["headers"]))
-            app = self._refused(Refusal(403, reason)) if reason else app
+            app = _answer(Refusal(403, reason)) if reason else app
         await app(scope, receive, send)
 
 

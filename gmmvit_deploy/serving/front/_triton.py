@@ -36,11 +36,7 @@ _OF_TRITON = re.compile(r"^(\[request id: [^\]]*\] )?in ensemble '[^']*', ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The served model: its labels with the task, the hash of its bundle, and the maximum batch of a request.
-
-    runner: the runner and the precision of the network, or "" if the model does not state them.
-    classifies: True if the model has logits.
-    """
+    """The served model.  runner: "" if the model states none.  classifies: True if the model has logits."""
 
     label_set: LabelSet
     bundle: str
@@ -112,13 +108,10 @@ class Triton:
         request.outputs.add(name="logits")
         request.raw_input_contents.append(b"".join(struct.pack("<I", len(image)) + image for image in images))
         answer = await self._answered(self._stub.ModelInfer, request)
-        if (
-            not answer.outputs
-            or answer.outputs[0].datatype != "FP32"
-            or list(answer.outputs[0].shape)[:-1] != [len(images)]
-        ):
+        output = answer.outputs[0] if answer.outputs else None
+        if output is None or output.datatype != "FP32" or list(output.shape)[:-1] != [len(images)]:
             raise Refusal(502, "the server sent no logits for the images")
-        return np.frombuffer(answer.raw_output_contents[0], np.float32).reshape(answer.outputs[0].shape)
+        return np.frombuffer(answer.raw_output_contents[0], np.float32).reshape(output.shape)
 
     async def _answered(self, method: Callable[..., Awaitable[Any]], request: Any) -> Any:
         try:

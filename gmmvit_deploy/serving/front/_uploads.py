@@ -25,8 +25,7 @@ _IMAGES = ("application/octet-stream", "application/x-www-form-urlencoded")
 class Refusal(Exception):  # noqa: N818 - a refused request is no error of the front
     """A request that the front refuses.
 
-    status: the HTTP status.  reason: the text for the client.  image: the position of the image that is the reason, or
-    None.  headers: headers of the answer.
+    status: of HTTP.  reason: for the client.  image: the position of the image that is the reason, or None.
     """
 
     def __init__(
@@ -71,11 +70,7 @@ class UploadBudget:
 
 
 def boundary_of(request: Request) -> bytes:
-    """Return the boundary of multipart/form-data; empty if the body is an image.
-
-    Errors: Refusal, 415, when the body has a type that is no image; Refusal, 400, when multipart/form-data has no
-    boundary.
-    """
+    """Return the boundary of multipart/form-data; empty if the body is an image.  Errors: Refusal, 400 or 415."""
     parsed, options = parse_options_header(request.headers.get("content-type", "application/octet-stream"))
     kind = parsed.decode("latin-1").lower()
     if kind == MULTIPART:
@@ -91,10 +86,7 @@ def boundary_of(request: Request) -> bytes:
 
 
 def body_length(request: Request, max_bytes: int) -> int:
-    """Return the length of the body that the client states.
-
-    Errors: Refusal, 411, without a length; Refusal, 413, above ``max_bytes``; Refusal, 415, for a compressed body.
-    """
+    """Return the length of the body that the client states.  Errors: Refusal, 411, 413 or 415."""
     if "content-encoding" in request.headers:
         raise Refusal(415, "compressed requests are refused")
     if "content-length" not in request.headers:
@@ -106,11 +98,7 @@ def body_length(request: Request, max_bytes: int) -> int:
 
 
 async def receive_body(request: Request, length: int, timeout_s: float) -> bytes:
-    """Receive a body of ``length`` bytes.
-
-    Errors: Refusal, 408, when the body is not there after ``timeout_s``; Refusal, 400, when the client leaves, or the
-    body has another length.
-    """
+    """Receive a body of ``length`` bytes.  Errors: Refusal, 408 after ``timeout_s``, or 400."""
     try:
         body = await asyncio.wait_for(request.body(), timeout_s)
     except TimeoutError as exc:
@@ -123,12 +111,7 @@ async def receive_body(request: Request, length: int, timeout_s: float) -> bytes
 
 
 def images_from_body(body: bytes, boundary: bytes, max_images: int) -> list[bytes]:
-    """Return the encoded images of a body.
-
-    boundary: the boundary of multipart/form-data; empty if the body is an image.
-    Errors: Refusal, 400, when the body has no image, more than ``max_images`` images, a part without a file name, or
-    is no complete multipart/form-data.
-    """
+    """Return the encoded images of a body.  boundary: that of `boundary_of`.  Errors: Refusal, 400."""
     images = _parts(body, boundary, max_images) if boundary else [body]
     if not images:
         raise Refusal(400, "the request has no image: expected a file in a part of multipart/form-data")

@@ -22,10 +22,9 @@ from gmmvit_deploy.serving._metric_text import metric_text
 from gmmvit_deploy.serving.front.options import CLASSIFY_PATH, READY_PATH, FrontOptions
 from gmmvit_deploy.serving.gateway.options import Front
 from gmmvit_deploy.serving.ports import listening_socket
-from gmmvit_deploy.serving.processes import Restarts
+from gmmvit_deploy.serving.processes import Restarts, launched
 
 _HOST = "127.0.0.1"
-_LAUNCHER = Path(gmmvit_deploy.__path__[0]) / "files" / "_launch.py"
 _PACKAGES = ("starlette", "uvicorn", "uvloop", "httptools", "tritonclient", "python_multipart")
 _EXIT_TIMEOUT_S = 20  # longer than the front waits for the requests that it received
 _EXIT_BEHIND_GATEWAY_S = 5  # the gateway has stopped before, so nobody waits for an answer
@@ -37,7 +36,6 @@ class FrontProcess:
 
     This process keeps the listening socket: while the front is started again, connections wait.
     Start it from a thread that lives as long as the service: Linux stops the front when this thread ends.
-    port: the port.
     """
 
     def __init__(
@@ -48,9 +46,7 @@ class FrontProcess:
         listener: socket.socket | None = None,
         on_log_line: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Start the front as a process of its own.
-
-        secret: the value of the header `FRONT_HEADER`, which the gateway adds to each request; None: without a gateway.
+        """secret: of the header `FRONT_HEADER`, which the gateway adds to each request; None: without a gateway.
         listener: the socket to listen on, which `stop` closes; None opens a free port of 127.0.0.1.
         on_log_line: called with a sentence when the front is started again.
         Errors: MissingDependencyError when a package of the extra ``serve`` is not installed.
@@ -65,18 +61,16 @@ class FrontProcess:
 
     def _start(self) -> None:
         settings = {"secret": self._secret, "socket": self._listener.fileno(), "options": asdict(self.options)}
-        program = [sys.executable, "-m", f"{__package__}._app"]
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", str(_LAUNCHER), str(os.getpid()), *program],
+        self._process = launched(
+            [sys.executable, "-m", f"{__package__}._app"],
             stdin=subprocess.PIPE,
             pass_fds=[self._listener.fileno()],
             cwd="/",  # so that no file of the user's folder is imported
             env={**os.environ, "PYTHONPATH": _import_path(), "PYTHONDONTWRITEBYTECODE": "1"},
-            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the front
         )
         with contextlib.suppress(BrokenPipeError), self._process.stdin or contextlib.nullcontext() as stdin:
             if stdin is not None:
-                stdin.write(json.dumps(settings).encode() + b"\n")
+                stdin.write(json.dumps(settings) + "\n")
 
     @property
     def url(self) -> str:
@@ -93,7 +87,6 @@ class FrontProcess:
 
     @property
     def restarts(self) -> int:
-        """How often the front was started again."""
         return self._restarts.count
 
     @property
@@ -123,10 +116,7 @@ class FrontProcess:
         return answers(f"{self.url}{READY_PATH}")
 
     def wait_ready(self, timeout_s: float = 30.0, *, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Wait until the front is ready, or until ``cancelled`` returns True.
-
-        Errors: ServerError when the front ends, or is not ready in time.
-        """
+        """Wait until the front is ready or ``cancelled``.  Errors: ServerError when it ends, or is late."""
         deadline = time.monotonic() + timeout_s
         while not self.ready() and not cancelled():
             if self.poll() is not None:
@@ -147,7 +137,7 @@ class FrontProcess:
             self._process.wait()
 
     def kill_now(self) -> None:
-        """Kill the front at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
+        """Kill the front at once, as a signal handler may; call `stop` afterwards."""
         self._process.kill()
 
     def __enter__(self) -> FrontProcess:

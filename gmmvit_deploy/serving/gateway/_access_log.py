@@ -24,15 +24,10 @@ _PAUSE_S = 0.02
 
 
 class AccessLog:
-    """Writes the lines that arrive at `descriptor`, up to `close`.
-
-    descriptor: HAProxy inherits it, and writes to it.
-    """
+    """Writes the lines that arrive at `descriptor`, which HAProxy inherits, up to `close`."""
 
     def __init__(self, path: Path | None, on_message: Callable[[str], None]) -> None:
-        """Open the log.
-
-        path: the file to which lines of JSON are appended; None means stderr.
+        """path: the file to which lines of JSON are appended; None means stderr.
         on_message: called with each other line, in a thread.
         Errors: OutputError when the file cannot be opened.
         """

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
 
-SHORTEST_KEY = 16
+MIN_KEY_LENGTH = 16
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_KEY = re.compile(rf"[A-Za-z0-9._~+/-]{{{SHORTEST_KEY},512}}=*")  # RFC 6750: the characters of a bearer token
+_KEY = re.compile(rf"[A-Za-z0-9._~+/-]{{{MIN_KEY_LENGTH},512}}=*")  # RFC 6750: the characters of a bearer token
 _HASH = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _MAKE = "write a line NAME KEY for each client; type openssl rand -hex 32 to make a key"
 
@@ -27,7 +27,7 @@ _MAKE = "write a line NAME KEY for each client; type openssl rand -hex 32 to mak
 def read_keys(path: Path) -> dict[str, str]:
     """Return SHA-256 of the key, in upper-case hexadecimal digits → name of the client.
 
-    Errors: InputError when the file cannot be read, has no key, or has an invalid line. Messages contain no key.
+    Errors: InputError, whose message contains no key.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -65,7 +65,7 @@ def _digest(key: str, place: str) -> str:
         return match[1].upper()
     if not _KEY.fullmatch(key):
         raise InputError(
-            f"{place}: expected a key of {SHORTEST_KEY} to 512 letters, digits or -._~+/, or sha256:HEX, "
+            f"{place}: expected a key of {MIN_KEY_LENGTH} to 512 letters, digits or -._~+/, or sha256:HEX, "
             f"got {len(key)} characters",
             hint=_MAKE,
         )

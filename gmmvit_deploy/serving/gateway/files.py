@@ -1,8 +1,6 @@
 """Write the folder from which HAProxy runs, that of ``gmmvit serve`` or the user's own.
 
-It has the configuration, the hashes of the keys, the Lua program and the certificate.
-
-The configuration is the template ``haproxy.cfg.jinja``, whose comments say how the gateway works.
+The comments of the template ``haproxy.cfg.jinja`` say how the gateway works.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ def gateway_options(
     if in_flight is None:
         in_flight = tuned.in_flight if tuned else DEFAULT_IN_FLIGHT
     if timeout is None:
-        timeout = max(1, round(tuned.bound_ms)) if tuned else DEFAULT_QUEUE_TIMEOUT_MS
+        timeout = tuned.queue_timeout_ms if tuned else DEFAULT_QUEUE_TIMEOUT_MS
     return GatewayOptions(
         settings=replace(settings, in_flight=in_flight, queue_timeout_ms=timeout),
         binds=binds,
@@ -119,10 +117,7 @@ def config_text(options: GatewayOptions) -> str:
 
 
 def tls_pem(settings: GatewaySettings) -> str:
-    """Return certificate, chain and private key as a single PEM text; "" without TLS.
-
-    Errors: InputError when a file cannot be read, the certificate has expired, or the key does not belong to it.
-    """
+    """Return certificate, chain and private key as a single PEM text; "" without TLS.  Errors: InputError."""
     if settings.tls_cert is None:
         return ""
     paths = [settings.tls_cert, *([settings.tls_key] if settings.tls_key else [])]
@@ -147,10 +142,7 @@ def tls_pem(settings: GatewaySettings) -> str:
 
 
 def _require_not_expired(path: Path, pem: str) -> None:
-    """Refuse a file whose first certificate, which the gateway would send to clients, has expired.
-
-    Errors: InputError that names the file and the time.
-    """
+    """Refuse, with InputError, a file whose first certificate, which clients would get, has expired."""
     x509 = require("cryptography.x509", package="cryptography", extra="serve")
     try:
         expiry = x509.load_pem_x509_certificate(pem.encode("ascii")).not_valid_after_utc
@@ -167,11 +159,7 @@ _TLS_HINT = "type --tls-cert CHAIN.pem --tls-key KEY.pem, or --tls-cert with a f
 
 
 def write_files(folder: Path, options: GatewayOptions, keys: Mapping[str, str], pem: str) -> Path:
-    """Write all files into ``folder``, readable by the owner only, and return the path of the configuration.
-
-    ``bundles.map`` has a line with name and bundle of each server, and ``runners.map`` a line with name, runner and
-    precision.
-    """
+    """Write all files into ``folder``, readable by the owner only, and return the path of the configuration."""
     texts = {
         CONFIG_FILE: config_text(options),
         "keys.map": map_text(keys),

@@ -1,12 +1,4 @@
-"""Run HAProxy in front of a Triton server: start, reload of keys and certificate, restart, stop.
-
-    Gateway(settings)      checks keys, certificate and ports, before anything is started
-    gateway.start(server)  starts HAProxy in front of a server that is ready
-    gateway.step()         call it often: it reloads changed files, and restarts a HAProxy that has ended
-    gateway.stop()         waits for requests in progress
-
-`serving.service.Service` does all of it, with the server.
-"""
+"""Run HAProxy in front of a Triton server: start, reload of keys and certificate, restart, stop."""
 
 from __future__ import annotations
 
@@ -69,13 +61,10 @@ def behind_gateway(options: ServerOptions, secret: str) -> ServerOptions:
 
 
 class Gateway:
-    """HAProxy in front of a server.
+    """HAProxy in front of a server.  `serving.service.Service` runs both.
 
     Create, start, step and stop it in the same thread. Each thread that calls `start`, `step` or `serve` must live as
     long as the gateway, because Linux ends a HAProxy with the thread that started it.
-
-    Errors of the constructor, which starts nothing: InputError for an invalid key file or certificate. ServerError
-    when HAProxy is not installed or a port cannot be opened. OutputError when the access log cannot be opened.
     """
 
     def __init__(
@@ -87,13 +76,17 @@ class Gateway:
         metrics_port: int = 8002,
         on_log_line: Callable[[str], None] | None = None,
     ) -> None:
-        """http_port, grpc_port, metrics_port: the ports on ``settings.listen``; 0 means any free port."""
+        """Check keys and certificate, and open the ports on ``settings.listen``; 0 means any free port.
+
+        Errors: InputError for an invalid key file or certificate. ServerError when HAProxy is not installed or a port
+        cannot be opened. OutputError when the access log cannot be opened.
+        """
         self.settings = settings
         self.admin_secret, self.front_secret = secrets.token_hex(16), secrets.token_hex(16)
         self.key_reloads = 0
         self._restarts = Restarts("HAProxy")
         self.reload_failed = False
-        self._on_log_line = on_log_line
+        self._note = on_log_line or (lambda line: None)
         self._program = find_haproxy()
         self._keys = read_keys(settings.keys)
         self._pem = tls_pem(settings)
@@ -198,7 +191,7 @@ class Gateway:
             write_files(folder, options, self._keys, self._pem),
             socket_path=folder / "admin.sock",
             passed=(self._log.descriptor, *(listener.fileno() for listener in self._listeners.values())),
-            on_log_line=self._on_log_line,
+            on_log_line=self._note,
         )
         self._haproxy.start()
         self.upstreams = Upstreams(self._haproxy, options.upstreams, front=front is not None) if rollouts else None
@@ -221,9 +214,9 @@ class Gateway:
                 self.reload()
 
     def reload(self) -> None:
-        """Read keys and certificate again.  Open connections go on, and their next requests need a key of the new file.
+        """Read keys and certificate again; with an invalid file, keep those of before, and log the reason.
 
-        With an invalid file, the gateway keeps the keys and the certificate that it has, and logs the reason.
+        Open connections go on, and their next requests need a key of the new file.
         """
         with self._changing:
             if self._haproxy is not None and self._folder is not None:
@@ -253,9 +246,8 @@ class Gateway:
     def serve(self, served: Sequence[ServedModels]) -> None:
         """Pass on requests for these models; another thread than that of `step` may call it.
 
-        The list of models, the check of a server and the size of the buffers are written in HAProxy's configuration. A
-        rollout may change all three: larger images need larger buffers, because only a request that fits into a buffer
-        may wait. A new HAProxy then takes over the listening sockets.
+        If the list of models, the check of a server or the size of the buffers changes, a new HAProxy takes over the
+        listening sockets: larger images need larger buffers, because only a request that fits into a buffer may wait.
         Errors: ServerError when HAProxy does not take the configuration.
         """
         with self._changing:
@@ -299,7 +291,7 @@ class Gateway:
             self._folder = None
 
     def kill_now(self) -> None:
-        """Kill HAProxy at once.  A signal handler may call `kill_now`; call `stop` afterwards to clean up."""
+        """Kill HAProxy at once, as a signal handler may; call `stop` afterwards."""
         if self._haproxy is not None:
             self._haproxy.kill_now()
 
@@ -332,10 +324,6 @@ class Gateway:
     def _on_message(self, line: str) -> None:
         if self._haproxy is not None:
             self._haproxy.add_line(line)
-
-    def _note(self, line: str) -> None:
-        if self._on_log_line is not None:
-            self._on_log_line(line)
 
 
 def _state(path: Path) -> object:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -17,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from gmmvit_deploy.errors import ServerError
+from gmmvit_deploy.serving.processes import described_end, launched
 
 INSTALL_HAPROXY = "apt-get install haproxy"
-_LAUNCHER = Path(__file__).parents[2] / "files" / "_launch.py"
 _OLDEST = (2, 6)
 _MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """With it, glibc returns the buffers of a burst of unfinished requests; else each burst kept up to 110 MB more."""
@@ -58,11 +57,7 @@ def haproxy_version(program: Path) -> str:
 
 
 def check_config(program: Path, config: Path, *, sockets: Sequence[int] = ()) -> None:
-    """Check a configuration with ``haproxy -c``, without starting it.
-
-    sockets: the file descriptors that the configuration names.
-    Errors: ServerError with HAProxy's reasons.
-    """
+    """Check a configuration, which names the descriptors ``sockets``.  Errors: ServerError with HAProxy's reasons."""
     answer = subprocess.run(
         [str(program), "-c", "-f", str(config)], capture_output=True, text=True, timeout=60, pass_fds=sockets
     )
@@ -111,29 +106,20 @@ class HAProxy:
 
     @property
     def end(self) -> str:
-        """How the process ended, such as ``signal SIGKILL``; "" while it runs."""
-        code = None if self._process is None else self._process.poll()
-        if code is None:
-            return ""
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        """How the process ended, such as ``signal SIGKILL``."""
+        return described_end(None if self._process is None else self._process.poll())
 
     def start(self) -> None:
-        """Start HAProxy, and wait until it answers.
-
-        Errors: ServerError when the configuration is refused or HAProxy does not start.
-        """
+        """Start HAProxy, and wait until it answers.  Errors: ServerError."""
         check_config(self._program, self._config, sockets=self._passed)
-        command = [str(self._program), "-db", "-f", str(self._config)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", str(_LAUNCHER), str(os.getpid()), *command],
+        self._process = launched(
+            [self._program, "-db", "-f", self._config],
             env={**_MEMORY, **os.environ},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
             errors="replace",
             pass_fds=self._passed,
-            start_new_session=True,  # Ctrl-C reaches only this process, which then stops HAProxy
         )
         self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
         self._reader.start()
@@ -231,10 +217,7 @@ class HAProxy:
 
 
 def _wait_idle(connection: socket.socket, timeout_s: float) -> None:
-    """Wait until HAProxy has no request in progress, at two looks in sequence, or until the time is over.
-
-    connection: to HAProxy's socket, after the command ``prompt``.  Errors: OSError when HAProxy does not answer.
-    """
+    """Wait until HAProxy has no request in progress, at two looks in sequence, or until the time is over."""
     deadline, looks = time.monotonic() + timeout_s, 0
     while looks < 2 and time.monotonic() < deadline:
         connection.sendall(b"show sess\n")

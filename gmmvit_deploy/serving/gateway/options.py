@@ -21,6 +21,7 @@ BLUE, GREEN = "blue", "green"
 """The names of the two servers of a service with rollouts."""
 UNUSED_ADDRESS = "127.0.0.1:1"
 """The address of a server that is not there; nothing is sent to it."""
+MIN_BODY_BYTES = 1024
 MAX_BODY_BYTES = 999_999_999
 """HAProxy compares lengths as signed numbers of 32 bits, so the gateway refuses a length of more than 9 digits."""
 MAX_JSON_BYTES = 4 * 2**20
@@ -75,7 +76,13 @@ class GatewaySettings:
     access_log: Path | None = None
 
     def __post_init__(self) -> None:
-        minima = {"max_body_bytes": 1024, "json_bytes": 0, "in_flight": 1, "queue_limit": 0, "queue_timeout_ms": 1}
+        minima = {
+            "max_body_bytes": MIN_BODY_BYTES,
+            "json_bytes": 0,
+            "in_flight": 1,
+            "queue_limit": 0,
+            "queue_timeout_ms": 1,
+        }
         for name, minimum in minima.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
@@ -96,9 +103,7 @@ class GatewaySettings:
 class Upstream:
     """A Triton server behind the gateway.
 
-    name: the name of the server in the log and in the metrics.  bundle: the SHA-256 of the bundle that is served, or
-    "" if the repository does not state a bundle.
-    runner: the runner and the precision of the network, or "" if the repository does not state them.
+    name: of the server in the log and in the metrics.  bundle, runner: as in `ServedModels`.
     http, grpc, metrics: addresses in the form HOST:PORT.
     front: the address of the service behind ``/classify`` that asks this server, or "".
     weight: its share of the requests is weight / the sum of all weights, from 0 to 256.
@@ -134,11 +139,9 @@ class GatewayOptions:
 
     settings: what the user chose, with a number for ``in_flight`` and for ``queue_timeout_ms``.
     binds: ``HTTP``, ``gRPC`` and ``metrics`` → ADDRESS:PORT, or ``fd@N`` for a socket that the parent process opened.
-    upstreams: the servers; requests are divided by their weights.
-    models: the names of the models that clients may use.
-    health: the check of a server.
+    models: those that clients may use.
     buffer_bytes: the size of HAProxy's buffers. Only a request of at most this size may wait.
-    threads: the number of HAProxy's threads; 0 means a thread for each core.
+    threads: 0 means a thread for each core.
     front: the service behind ``/classify``; None refuses this path.
     access_log: the target of the log: ``stderr``, ``fd@N``, or the address of a syslog server.
     metrics_address: HOST:PORT of a server that answers ``/metrics`` with all metrics; "" leaves this path out.
@@ -171,10 +174,7 @@ def is_loopback(host: str) -> bool:
 
 
 def require_insecure(host: str, *, insecure: bool) -> None:
-    """Refuse to serve without a gateway on an address that other machines can reach, unless ``insecure``.
-
-    Errors: InputError.
-    """
+    """Refuse, with InputError, to serve without a gateway where other machines can ask, unless ``insecure``."""
     if not is_loopback(host) and not insecure:
         raise InputError(
             f"--host {host}: other machines could send requests without a key, and a single request can stop Triton",

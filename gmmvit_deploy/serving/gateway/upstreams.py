@@ -22,10 +22,7 @@ _POLL_S = 0.05
 
 
 def first_upstreams(server: TritonServer, *, front: Front | None = None, rollouts: bool) -> tuple[Upstream, ...]:
-    """Return the servers with which the gateway starts.
-
-    front: the service behind ``/classify``, or None.  rollouts: True for a second, unused server.
-    """
+    """Return the servers with which the gateway starts.  rollouts: True for a second, unused server."""
     port = front.port if front is not None else 0
     if not rollouts:
         return (_upstream("triton", server, port),)
@@ -39,11 +36,10 @@ class Upstreams:
     Each method notes what a HAProxy that is started again must know, and then sends commands; while HAProxy does not
     answer, it repeats them for 15 s.  Errors of every method: ServerError when HAProxy refuses a command.
 
-    with_fronts: True if HAProxy passes images to the fronts of the servers.
+    front, with_fronts: True if HAProxy passes images to the fronts of the servers.
     """
 
     def __init__(self, haproxy: HAProxy, upstreams: tuple[Upstream, ...], *, front: bool) -> None:
-        """front: True if HAProxy has a backend for ``/classify``."""
         self._haproxy = haproxy
         self.with_fronts = front
         self._backends = (*_BACKENDS, _FRONT) if front else _BACKENDS
@@ -54,10 +50,7 @@ class Upstreams:
         return tuple(self._upstreams.values())
 
     def put(self, name: str, server: TritonServer, *, front_port: int = 0) -> None:
-        """Register a ready server, without requests.
-
-        front_port: of the service behind ``/classify`` that asks this server; 0 without the service.
-        """
+        """Register a ready server, without requests.  front_port: of its front, or 0."""
         self._upstreams[name] = replace(_upstream(name, server, front_port), weight=0)
         self._answer(f"del map bundles.map {name}")  # a name that was never used has no entry
         self._command(f"add map bundles.map {name} {server.models.bundle}")
@@ -67,7 +60,7 @@ class Upstreams:
         for backend, port in zip(self._backends, ports, strict=False):
             if port == 0:
                 continue  # it stays in maintenance: this server answers no images
-            self._command(f"set server {backend}/{name} addr {server.options.host} port {port}", expected="")
+            self._command(f"set server {backend}/{name} addr {server.options.host} port {port}", silent=False)
             self._command(f"set weight {backend}/{name} 0")
             self._command(f"set server {backend}/{name} state ready")
         self._command(f"set server {_BACKENDS[0]}/{name} health up")
@@ -100,13 +93,11 @@ class Upstreams:
             self._upstreams[name], http=UNUSED_ADDRESS, grpc=UNUSED_ADDRESS, metrics=UNUSED_ADDRESS, front="", weight=0
         )
 
-    def _command(self, text: str, *, expected: str | None = None) -> None:
-        """Send a command.  expected: a part of the answer; None means that the answer must be empty."""
+    def _command(self, text: str, *, silent: bool = True) -> None:
+        """Send a command.  silent: True if HAProxy answers this command only with an error."""
         answer = self._answer(text)
-        if answer and expected is None:
-            raise ServerError(f"HAProxy refuses the command {text!r}: {answer}")
-        lost = any(word in answer.lower() for word in ("no such", "invalid", "unknown", "require"))
-        if expected is not None and lost:
+        words = ("no such", "invalid", "unknown", "require")
+        if answer and (silent or any(word in answer.lower() for word in words)):
             raise ServerError(f"HAProxy refuses the command {text!r}: {answer}")
 
     def _rows(self, name: str) -> list[dict[str, str]]:

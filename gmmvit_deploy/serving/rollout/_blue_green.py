@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
@@ -38,7 +37,7 @@ class BlueGreen:
     """
 
     def __init__(self, service: Service, servers: BundleServers, bundle: Bundle) -> None:
-        """service: with a gateway, not started.  servers: makes the servers.  bundle: to serve first."""
+        """service: with a gateway, not started.  bundle: to serve first."""
         self._service, self._servers, self.served = service, servers, bundle
         self._new_bundle = bundle
 
@@ -84,8 +83,7 @@ class BlueGreen:
     def _server(self, name: str, bundle: Bundle) -> tuple[TritonServer, ExitStack]:
         """Return (a server that is not started, what removes its repository)."""
         with ExitStack() as files:
-            folder: Path = files.enter_context(temporary_folder("repository"))
-            server = self._servers.make(bundle, folder, name=name)
+            server = self._servers.make(bundle, files.enter_context(temporary_folder("repository")), name=name)
             self._service.note(f"runner: {server.models.runner}")
             return server, files.pop_all()
 

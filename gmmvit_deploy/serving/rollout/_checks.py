@@ -25,7 +25,7 @@ _SHOWN = 5
 
 def contract_changes(old: Manifest, new: Manifest) -> tuple[str, ...]:
     """Return a sentence for each promise of ``old`` that ``new`` does not keep; empty if clients notice no change."""
-    changes = [*_changed_labels(old.labels, new.labels)]
+    changes = list(_changed_labels(old.labels, new.labels))
     for name, before, after in (
         ("input type", old.input_kind, new.input_kind),
         ("input size", _size(old), _size(new)),
@@ -76,13 +76,10 @@ def _changed_labels(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ..
 
 
 def require_golden_answers(bundle: Bundle, grpc_url: str, go_on: Callable[[], None]) -> str:
-    """Ask a server for the logits of every golden input and image of its bundle.
+    """Compare a server's logits of every golden input and image of its bundle; return a sentence with the result.
 
-    Returns a sentence with the largest difference and its limit.
     go_on: called before each request; an error of it ends the comparison.
-    Errors:
-        ServerError: the logits differ by more than the limit, or the server does not answer.
-        BundleError: the server serves another bundle.
+    Errors: ServerError above the limit, or without an answer. BundleError when the server serves another bundle.
     """
     import numpy as np
 
@@ -116,14 +113,11 @@ def require_golden_answers(bundle: Bundle, grpc_url: str, go_on: Callable[[], No
 def require_same_labels(
     files: Sequence[Path], old_url: str, new_url: str, min_share: float, go_on: Callable[[], None]
 ) -> str:
-    """Classify each file, at least one, with both servers.
+    """Classify each file, at least one, with both servers; return a sentence with the number of equal labels.
 
-    Returns a sentence with the number of images with the same label.
-    min_share: the smallest share of images with the same label from both servers.
+    min_share: of images with the same label from both servers.
     go_on: called after each batch; an error of it ends the comparison.
-    Errors:
-        InputError: an image cannot be classified.
-        ServerError: a server does not answer, or fewer images have the same label.
+    Errors: InputError for an image that cannot be classified. ServerError below ``min_share``, or without an answer.
     """
     answered = []
     for url in (old_url, new_url):

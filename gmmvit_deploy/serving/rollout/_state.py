@@ -54,9 +54,8 @@ class State:
     def locked(self) -> Iterator[State]:
         """Hold the lock of the folder.
 
-        Errors:
-            InputError: the folder cannot be created or written, or holds other files than those of a service.
-            ServerError: another service holds the lock.
+        Errors: InputError for a folder that cannot be written, or with other files. ServerError when another service
+        holds the lock.
         """
         try:
             self._require_own()
@@ -100,10 +99,7 @@ class State:
         return "a bundle" if MANIFEST_FILE in present else f"a folder with other files ({foreign[0]})"
 
     def promoted(self) -> Promoted | None:
-        """Read which bundle was promoted last; None if the folder is new.
-
-        Errors: InputError when ``promoted.json`` has another form.
-        """
+        """Read which bundle was promoted last; None if the folder is new.  Errors: InputError for another form."""
         path = self.record_path
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
@@ -124,7 +120,7 @@ class State:
     def promote(self, bundle: Bundle) -> None:
         """Record that the service serves ``bundle`` from now on, and delete bundles that are not needed any more.
 
-        Errors: OutputError when the record cannot be written; the record before then stays.
+        After an OutputError, the record of before stays.
         """
         last = self.promoted()
         before = "" if last is None else last.before if last.bundle == bundle.sha256 else last.bundle
@@ -133,11 +129,9 @@ class State:
         self._delete_bundles_except({bundle.sha256, before})
 
     def copy_of(self, bundle: Bundle) -> Bundle:
-        """Copy a bundle into the folder, and open the copy.
+        """Copy a bundle into the folder, and open the copy.  Errors: OutputError, BundleError.
 
         A copy that is there gets what conversions and choices have added to the bundle since.
-
-        Errors: OutputError when the copy cannot be written, BundleError when the copy is damaged.
         """
         path = self.path_of(bundle.sha256)
         if not path.exists():
@@ -163,10 +157,7 @@ class State:
         return self.folder / "bundles" / sha256
 
     def promoted_bundle(self) -> Bundle | None:
-        """Open the bundle that was promoted last; None if the folder is new.
-
-        Errors: InputError for a damaged record, BundleError for a damaged bundle.
-        """
+        """Open the bundle that was promoted last; None if the folder is new.  Errors: InputError, BundleError."""
         promoted = self.promoted()
         return None if promoted is None else open_bundle(self.path_of(promoted.bundle))
 
@@ -178,10 +169,7 @@ class State:
 
 
 def socket_address(path: Path) -> str:
-    """Return an address for a Unix socket at ``path``, which the kernel limits to 107 bytes.
-
-    Errors: InputError when the path is longer.
-    """
+    """Return an address for a Unix socket at ``path``.  Errors: InputError beyond the kernel's limit of 107 bytes."""
     address = os.path.abspath(path)
     if len(os.fsencode(address)) > 107:
         raise InputError(

@@ -31,9 +31,7 @@ _TIMEOUT_S = 5.0
 def send_order(folder: Path, order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Send an order to the service of a state folder, and yield the events of its answer.
 
-    Errors:
-        InputError: the folder is no state folder.
-        ServerError: no service answers, or the service ends before its last event.
+    Errors: InputError for another folder. ServerError when no service answers, or it ends before its last event.
     """
     state = State(folder)
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from gmmvit_deploy.serving.rollout.control import send_order
 from tests.serving.commands import Serve, kinds_of, ready
 from tests.serving.gateways import KEY, Answer, request
 from tests.serving.rollout.checked_load import CheckedLoad
+from tests.serving.threads import in_threads
 
 ORDER: dict[str, Any] = {
     "order": "rollout",
@@ -95,20 +95,13 @@ def png(size: int = 32) -> bytes:
 def classifying(service: StateService, clients: int = 4) -> Iterator[list[Answer]]:
     """Send images to ``POST /classify`` from several clients at a time; yield the list that receives the answers."""
     answers: list[Answer] = []
-    ended = threading.Event()
 
-    def send() -> None:
+    def send(ended: threading.Event) -> None:
         while not ended.is_set():
             answers.append(request(service.where["http"], "/classify", png()))
 
-    with ThreadPoolExecutor(clients) as pool:
-        sent = [pool.submit(send) for _ in range(clients)]
-        try:
-            yield answers
-        finally:
-            ended.set()
-    for future in sent:
-        future.result()
+    with in_threads(send, clients):
+        yield answers
 
 
 def load(service: StateService, bundles: dict[str, Bundle], rate: float = 60.0) -> CheckedLoad:

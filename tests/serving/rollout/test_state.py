@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,6 @@ from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.serving.rollout._state import State, socket_address
 
 pytestmark = pytest.mark.integration
-
-
-def test_the_promoted_bundle_survives_its_source(tmp_path: Path, bundle: Bundle) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(bundle.path, source)
-    state = State(tmp_path / "state")
-    with state.locked():
-        state.promote(state.copy_of(bundle))
-    shutil.rmtree(source)
-    promoted = State(tmp_path / "state").promoted_bundle()
-    assert promoted is not None
-    assert promoted.sha256 == bundle.sha256
 
 
 def test_the_folder_keeps_the_promoted_bundle_and_the_bundle_before(

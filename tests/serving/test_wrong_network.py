@@ -1,4 +1,4 @@
-"""A network of a backend that cannot compare itself is compared before the server's first answer."""
+"""A network that is wrong on a server is not served: it, or the server, compares it with the reference outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gmmvit_deploy.serving.served_models import read_models
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 _BACKEND = """import onnxruntime
 import triton_python_backend_utils as pb_utils
 
@@ -84,3 +84,13 @@ def test_a_wrong_network_ends_the_start(bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(RepositoryError, match="expected the reference outputs of gmmvit_network") as missing:
         served(repository, limits).start()
     assert "type gmmvit repository BUNDLE" in missing.value.hint
+
+
+def test_a_network_with_other_outputs_than_pytorch_is_not_served(bundle: Bundle, tmp_path: Path) -> None:
+    repository = repository_from_bundle(bundle, tmp_path / "models", RepositoryOptions(threads=1))
+    golden = repository.path / "gmmvit_network" / "1" / "golden.npz"
+    with np.load(golden) as stored:
+        arrays = dict(stored)
+    np.savez(golden, **{**arrays, "logits": arrays["logits"] + 1})
+    with pytest.raises(ServerError, match=r"the network is wrong on this server: .* by 1; expected at most"):
+        TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)).start()

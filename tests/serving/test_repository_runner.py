@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,26 +11,25 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
-from gmmvit_deploy.serving.chosen import options_for_server, resolved_options
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
 from gmmvit_deploy.serving.options import RepositoryOptions
+from gmmvit_deploy.serving.repository_runner import options_for_server, resolved_options
 from tests.choices import chosen_bundle
 from tests.cli.terminal import gmmvit_here
 from tests.serving.commands import Serve
 
 
+@pytest.mark.nightly
 @pytest.mark.integration
 def test_the_choice_is_served_and_stated(precise_bundle: Bundle, tmp_path: Path) -> None:
     bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:fp16")
-    service = Serve(bundle.path)
-    try:
+    with Serve(bundle.path) as service:
         where = service.ready()
         assert (where["bundle"], where["runner"]) == (bundle.sha256, "onnxruntime:fp16")
         with TritonRunner(bundle, where["grpc"]) as network, TritonClassifier(where["grpc"]) as classifier:
             assert (network.precision, network.settings["runner"]) == ("fp16", "onnxruntime:fp16")
             assert (classifier.runner, classifier.bundle) == ("onnxruntime:fp16", bundle.sha256)
-    finally:
-        service.process.send_signal(signal.SIGTERM)
+        service.process.terminate()
         service.end()
 
 
@@ -45,6 +43,7 @@ def test_a_repository_states_the_choice_unless_a_runner_is_typed(precise_bundle:
         assert all(f'string_value: "{runner}"' in config.read_text() for config in configs)
 
 
+@pytest.mark.nightly
 def test_every_command_that_takes_the_choice_says_that_it_was_judged_with_other_versions(
     precise_bundle: Bundle, tmp_path: Path
 ) -> None:
@@ -76,7 +75,6 @@ def test_a_server_runs_what_its_own_backend_can_run_there(precise_bundle: Bundle
     (tmp_path / "backends" / "onnxruntime").mkdir(parents=True)
     install = ServerInstall(kind="system", binary=tmp_path / "tritonserver", backends=tmp_path / "backends")
     bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:fp16")
-    usual = RepositoryOptions()
     for served, server, typed, expected in (
         (bundle, install, None, ("onnxruntime", "onnxruntime:fp16")),
         (precise_bundle, install, None, ("onnxruntime", "onnxruntime")),
@@ -84,5 +82,5 @@ def test_a_server_runs_what_its_own_backend_can_run_there(precise_bundle: Bundle
         (bundle, install, "onnxruntime-cuda:fp16", ("onnxruntime", "onnxruntime-cuda:fp16")),
         (bundle, find_server(), None, ("python", "onnxruntime:fp16")),
     ):
-        options, _ = options_for_server(served, usual, server, typed)
+        options, _ = options_for_server(served, RepositoryOptions(), server, typed)
         assert (options.backend, str(options.runner)) == expected
