@@ -45,8 +45,6 @@ from gmmvit_deploy.serving.installs import ServerInstall, find_server
 from gmmvit_deploy.serving.names import OLDEST_CUDA_RELEASE, OLDEST_RELEASE
 from gmmvit_deploy.serving.server_wheel import PACKAGE
 
-__all__ = ["RETRY", "Check", "examine", "examine_bundle"]
-
 _BUILT_FOR = "8.9"
 
 
@@ -213,7 +211,7 @@ def _tried(kind: Kind, name: str, attempt: Callable[[], str], *, fix: str) -> Ch
     try:
         return Check(kind=kind, name=name, works=True, detail=attempt())
     except GmmvitError as exc:
-        own_hint = exc.hint if exc.hint != exc.usual_hint else fix
+        own_hint = exc.hint if exc.hint != exc.default_hint else fix
         return Check(kind=kind, name=name, works=False, detail=str(exc), fix=own_hint)
     # A broken installation can raise any exception. Every exception is therefore reported.
     except Exception as exc:
@@ -348,10 +346,7 @@ def _haproxy() -> str:
 
 
 def _start_once(install: ServerInstall) -> None:
-    """Run the server with ``--help``, for which the server loads every linked library.
-
-    Errors: GmmvitError when the server does not run.
-    """
+    """Run the server with ``--help``, for which it loads every linked library.  Errors: GmmvitError."""
     environment = {**os.environ, **install.environment}
     try:
         answer = subprocess.run(

@@ -25,29 +25,6 @@ of the error's class. The command line prints ``Error: <message>`` and ``hint: <
 
 from __future__ import annotations
 
-__all__ = [
-    "READABLE_HINT",
-    "BundleError",
-    "CheckpointError",
-    "EngineError",
-    "ExportError",
-    "FoldError",
-    "GmmvitError",
-    "ImageError",
-    "InputError",
-    "KeyRefusedError",
-    "MissingDependencyError",
-    "NotOfferedError",
-    "OutputError",
-    "OverloadError",
-    "RepositoryError",
-    "RequestRejectedError",
-    "RunnerUnavailableError",
-    "ServerError",
-    "SpecError",
-]
-
-
 READABLE_HINT = "give a file that this user may read, on a disk that works"
 """The hint of an error about a file that the operating system does not let this process read."""
 
@@ -55,14 +32,14 @@ READABLE_HINT = "give a file that this user may read, on a disk that works"
 class GmmvitError(Exception):
     """Base class of all errors.
 
-    hint: the next step for the user; by default, ``usual_hint`` of the class.
+    hint: the next step for the user; by default, ``default_hint`` of the class.
     """
 
-    usual_hint = "type gmmvit doctor to see which parts work on this machine"
+    default_hint = "type gmmvit doctor to see which parts work on this machine"
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
-        self.hint = hint or self.usual_hint
+        self.hint = hint or self.default_hint
 
     def replace_path(self, old: object, new: object) -> None:
         """Replace ``old`` by ``new`` in the message and in the hint."""
@@ -73,7 +50,7 @@ class GmmvitError(Exception):
 class InputError(GmmvitError):
     """A file, value or option from the user is invalid."""
 
-    usual_hint = "type gmmvit --help to list the commands, or gmmvit COMMAND --help to list the options of a command"
+    default_hint = "type gmmvit --help to list the commands, or gmmvit COMMAND --help to list the options of a command"
 
 
 class SpecError(InputError):
@@ -83,25 +60,25 @@ class SpecError(InputError):
 class CheckpointError(InputError):
     """A checkpoint file cannot be loaded, or not safely."""
 
-    usual_hint = "use the complete and unchanged file that the training code saved"
+    default_hint = "use the complete and unchanged file that the training code saved"
 
 
 class BundleError(InputError):
     """A bundle is incomplete, or contradicts its manifest."""
 
-    usual_hint = "type gmmvit export CHECKPOINT -o BUNDLE --force to write the bundle again"
+    default_hint = "type gmmvit export CHECKPOINT -o BUNDLE --force to write the bundle again"
 
 
 class RepositoryError(InputError):
     """A Triton model repository cannot be written or served."""
 
-    usual_hint = "type gmmvit repository BUNDLE to write a repository"
+    default_hint = "type gmmvit repository BUNDLE to write a repository"
 
 
 class ImageError(InputError):
     """Bytes are not an image in a supported format."""
 
-    usual_hint = "use a file that this user may read, with a JPEG, PNG, WebP or BMP image of 8 bits per channel"
+    default_hint = "use a file that this user may read, with a JPEG, PNG, WebP or BMP image of 8 bits per channel"
 
 
 class RunnerUnavailableError(InputError):
@@ -114,25 +91,25 @@ class RunnerUnavailableError(InputError):
 class FoldError(GmmvitError):
     """A folding pass could not prove its end state."""
 
-    usual_hint = "no file was written; type gmmvit inspect CHECKPOINT to see unusual values of the checkpoint"
+    default_hint = "no file was written; type gmmvit inspect CHECKPOINT to see unusual values of the checkpoint"
 
 
 class ExportError(GmmvitError):
     """An exported graph failed a check."""
 
-    usual_hint = "no file was written; type gmmvit doctor to see the installed versions"
+    default_hint = "no file was written; type gmmvit doctor to see the installed versions"
 
 
 class EngineError(GmmvitError):
     """An engine was not built, or does not meet the requirements."""
 
-    usual_hint = "no engine was written; add --log FILE to keep the output of the builder"
+    default_hint = "no engine was written; add --log FILE to keep the output of the builder"
 
 
 class OutputError(GmmvitError):
     """A result could not be written; no partial output remains."""
 
-    usual_hint = "type -o with another path, or free space on the disk"
+    default_hint = "type -o with another path, or free space on the disk"
 
 
 class ServerError(GmmvitError):
@@ -142,7 +119,7 @@ class ServerError(GmmvitError):
 class RequestRejectedError(ServerError):
     """The server works, but refused the request as invalid or too large."""
 
-    usual_hint = "send the inputs that the model expects; GET /v2/models/MODEL on the HTTP port lists the inputs"
+    default_hint = "send the inputs that the model expects; GET /v2/models/MODEL on the HTTP port lists the inputs"
 
 
 class OverloadError(ServerError):
@@ -151,7 +128,7 @@ class OverloadError(ServerError):
     retry_after_s: the time in seconds after which the server asks to repeat the request; None if not stated.
     """
 
-    usual_hint = "repeat the request later, or send fewer requests at a time"
+    default_hint = "repeat the request later, or send fewer requests at a time"
 
     def __init__(self, message: str, *, hint: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -161,13 +138,13 @@ class OverloadError(ServerError):
 class KeyRefusedError(ServerError):
     """The server requires a key, or refuses the client's key."""
 
-    usual_hint = "type --key-file FILE with the key that the server's operator gave you, or set GMMVIT_KEY_FILE"
+    default_hint = "type --key-file FILE with the key that the server's operator gave you, or set GMMVIT_KEY_FILE"
 
 
 class NotOfferedError(ServerError):
     """The server or its gateway does not offer the kind of request."""
 
-    usual_hint = (
+    default_hint = (
         "type --served-name with the name of a model of this server; a gateway offers only the requests of its list"
     )
 

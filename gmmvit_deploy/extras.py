@@ -8,8 +8,6 @@ from typing import Any
 
 from gmmvit_deploy.errors import MissingDependencyError
 
-__all__ = ["require"]
-
 
 def require(module: str, *, package: str, extra: str) -> Any:
     """Import ``module`` of the distribution ``package``.

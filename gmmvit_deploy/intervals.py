@@ -16,8 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-__all__ = ["Z95_ONE_SIDED", "mcnemar", "score_interval", "share_interval"]
-
 Z95_ONE_SIDED = 1.6448536269514722
 _STEPS = 80
 
@@ -62,9 +60,9 @@ def mcnemar(lost: int, gained: int, *, tries: int = 1) -> float:
 
     tries: the number of comparisons of which this is one; the p-value is multiplied by it (Bonferroni's correction).
     """
-    total, least = lost + gained, min(lost, gained)
+    total, fewer = lost + gained, min(lost, gained)
     ways = tail = 1  # ways to choose 0 of all, then 1, 2, …
-    for k in range(least):
+    for k in range(fewer):
         ways = ways * (total - k) // (k + 1)
         tail += ways
     tail *= 2 * tries

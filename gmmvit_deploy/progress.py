@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-__all__ = ["OnProgress", "Progress", "detailed", "ignore", "prefixed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from typing import Any, Literal, TypeVar, get_args
 
 from torch import nn
@@ -61,7 +60,7 @@ def create(
         raise MissingDependencyError("timm, which builds this model,", extra="timm") from exc
     model: nn.Module = timm.create_model(name, **model_args)
     shape = _image_shape(model, model_args.get("img_size"))
-    _warn(_mask(model, _mask_spec(mask, kernels, shared, form), shape))
+    _mask(model, _mask_spec(mask, kernels, shared, form), shape)
     return model
 
 
@@ -97,12 +96,11 @@ def add_masks(
     when the model has masks already; when an option does not fit the kind of the mask; when the size of the images is
     not known; when the model cannot run on images of this size.
     """
-    _warn(_mask(model, _mask_spec(kind, kernels, shared, form), image_shape or _image_shape(model, None)))
+    _mask(model, _mask_spec(kind, kernels, shared, form), image_shape or _image_shape(model, None))
     return model
 
 
-def _mask(model: nn.Module, spec: MaskSpec, shape: tuple[int, int, int]) -> Iterator[str]:
-    """Put the masks on ``model``, and return the texts of the warnings."""
+def _mask(model: nn.Module, spec: MaskSpec, shape: tuple[int, int, int]) -> None:
     if any(isinstance(module, AnsweredAttention) for module in model.modules()):
         raise SpecError(
             f"{type(model).__name__}: expected a model without masks, got a model whose attentions gmmvit_deploy has "
@@ -116,11 +114,7 @@ def _mask(model: nn.Module, spec: MaskSpec, shape: tuple[int, int, int]) -> Iter
         if hasattr(attention, "fused_attn"):
             attention.fused_attn = True  # type: ignore[assignment]  # nn.Module types every attribute as a tensor
         answer_fused_call(attention, _NAME, answer)
-    return chain(_ineffective_mask(model, grids), _large_masks(places, spec))
-
-
-def _warn(texts: Iterable[str]) -> None:
-    for text in texts:
+    for text in (*_ineffective_mask(model, grids), *_large_masks(places, spec)):
         warnings.warn(text, stacklevel=3)  # the line that calls `create` or `add_masks`
 
 
@@ -162,10 +156,7 @@ def _dry_run(model: nn.Module, shape: tuple[int, int, int]) -> TokenGrids:
 
 
 def _image_shape(model: nn.Module, img_size: int | Iterable[int] | None) -> tuple[int, int, int]:
-    """Return (channels, height, width): the size that the caller states, else the size that the model states.
-
-    Errors: SpecError when neither states the size.
-    """
+    """Return (channels, height, width), as the caller or else the model states them.  Errors: SpecError."""
     size: Any = img_size or getattr(getattr(model, "patch_embed", None), "img_size", None)
     if size is None:
         size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (0, 0, 0))[1:]

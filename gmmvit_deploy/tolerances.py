@@ -34,19 +34,9 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.inference.precision import Precision
 
-__all__ = [
-    "MOST_NOISE",
-    "Limit",
-    "Noise",
-    "limit_from_noise",
-    "limit_from_stored",
-    "roundoff_ratio",
-    "signal_to_noise_db",
-]
-
 LAST_BIT = 2.0**-23
 _LARGEST_SHARE, _RMS_SHARE, _NARROW_SHARE, _RECORDED_SHARE = 8.0, 3.0, 2.0, 4.0
-MOST_NOISE = 1e-3
+_MAX_NOISE = 1e-3
 """Maximum of the noise divided by the largest logit for float32 to be a reference.  Measured models reach 8e-6."""
 
 
@@ -64,7 +54,7 @@ class Noise:
     @property
     def usable(self) -> bool:
         """True if PyTorch's float32 logits of this model are accurate enough to be a reference."""
-        return self.largest <= MOST_NOISE * self.scale
+        return self.largest <= _MAX_NOISE * self.scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,6 @@ from gmmvit_deploy.intervals import mcnemar, share_interval
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["LEVEL", "chance_of", "permuted_labels", "unrelated_labels", "wrong_labels"]
-
 LEVEL = 0.01
 """The level of the tests that look for a cause of a low accuracy, corrected for the number of causes tried."""
 _Z_ABOVE_CHANCE = 3.0
@@ -106,12 +104,7 @@ def _exchanged(answers: NDArray[Any], renamed: Mapping[int, int]) -> dict[int, i
 
 
 def _best_renaming(answers: NDArray[Any]) -> dict[int, int]:
-    """Map each true class to a class that PyTorch predicts for it, and each predicted class to at most one true class.
-
-    The map is greedy: the most frequent pairs come first.
-
-    answers: (C, C), the number of images for each pair (true class, class that PyTorch predicts).
-    """
+    """Map true classes to different classes that PyTorch predicts for them, the most frequent pairs first."""
     import numpy as np
 
     rows, columns = np.unravel_index(np.argsort(-answers, axis=None, kind="stable"), answers.shape)

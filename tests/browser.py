@@ -41,11 +41,8 @@ def open_chromium(*arguments: str) -> Iterator[Any]:
             browser.close()
 
 
-def accessibility_problems(path: Path, *, least: tuple[str, ...] = ("serious", "critical")) -> list[str]:
-    """Return axe-core's complaints about an unfolded page in each of `LOOKS`, its requests, and excess width.
-
-    path: of an HTML file.  least: the impacts that are reported.
-    """
+def accessibility_problems(path: Path) -> list[str]:
+    """Return axe-core's complaints about an unfolded HTML page in each of `LOOKS`, its requests, and excess width."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe-core: pip install '.[dev]'").Axe()
     problems = []
     with open_chromium() as browser:
@@ -62,7 +59,7 @@ def accessibility_problems(path: Path, *, least: tuple[str, ...] = ("serious", "
             problems += [
                 f"{look}: {violation['impact']}: {violation['id']}: {node['html'][:120]}"
                 for violation in response["violations"]
-                if violation["impact"] in least
+                if violation["impact"] in ("serious", "critical")
                 for node in violation["nodes"]
             ]
             problems += [f"{look}: request: {url}" for url in requests if not url.startswith(("file:", "data:"))]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints
@@ -128,6 +128,13 @@ def _float32_logits(name: str) -> np.ndarray:
     with torch.inference_mode():
         logits: np.ndarray = load_checkpoint(case.path, case.hints).model(torch.from_numpy(case.inputs)).numpy()
     return logits
+
+
+@functools.cache
+def loaded(name: str) -> LoadedCheckpoint:
+    """Return a golden checkpoint, the same object in every test of a process, which must not change it."""
+    case = golden(name)
+    return load_checkpoint(case.path, case.hints)
 
 
 def trained(name: str) -> Model:

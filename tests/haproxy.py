@@ -9,17 +9,13 @@ import csv
 import io
 import shutil
 import socket
-import ssl
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
 
 from tests.certificates import Certificate, self_signed
@@ -59,18 +55,17 @@ class SmallGateway:
     def port(self, protocol: str) -> int:
         return int(self.url(protocol).rpartition(":")[2])
 
-    def count(self, proxy: str, service: str, column: str) -> int:
-        """Return a number of HAProxy's statistics, such as ``req_tot`` of the service FRONTEND of the proxy http."""
+    def command(self, text: str) -> str:
+        """Return the answer of HAProxy's runtime API."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(self.stats))
-            connection.sendall(b"show stat\n")
-            text = b"".join(iter(lambda: connection.recv(65536), b"")).decode().removeprefix("# ")
-        rows = {(row["pxname"], row["svname"]): row for row in csv.DictReader(io.StringIO(text))}
-        return int(rows[proxy, service][column] or 0)
+            connection.sendall(f"{text}\n".encode())
+            return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
 
     def requests(self, protocol: str) -> int:
         """Return the number of requests over a protocol since the start."""
-        return self.count(protocol, "FRONTEND", "req_tot")
+        rows = csv.DictReader(io.StringIO(self.command("show stat").removeprefix("# ")))
+        return next(int(row["req_tot"]) for row in rows if (row["pxname"], row["svname"]) == (protocol, "FRONTEND"))
 
 
 @contextmanager
@@ -180,45 +175,13 @@ backend front
 
 @contextmanager
 def held(gateway: SmallGateway, protocol: str) -> Iterator[None]:
-    """Keep a request to the server open, so that a gateway with ``maxconn=1`` has no place for another request."""
-    backend = "triton_http" if protocol == "http" else "triton_grpc"
-    wait_until(lambda: gateway.count(backend, "triton", "scur") == 0, "the end of earlier requests")
-    with _half_a_post(gateway) if protocol == "http" else _open_stream(gateway):
-        wait_until(lambda: gateway.count(backend, "triton", "scur") == 1, "a request to the server")
+    """Let the server take no request, so that the gateway refuses each as it does when its queue is full."""
+    server = f"triton_{protocol}/triton"
+    gateway.command(f"disable server {server}")
+    try:
         yield
-    wait_until(lambda: gateway.count(backend, "triton", "scur") == 0, "the end of the request to the server")
-
-
-@contextmanager
-def _half_a_post(gateway: SmallGateway) -> Iterator[None]:
-    context = ssl.create_default_context(cafile=str(gateway.certificate.certificate))
-    plain = socket.create_connection(("127.0.0.1", gateway.port("http")))
-    with context.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
-        connection.sendall(
-            f"POST /v2/models/gmmvit/infer HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {KEY}\r\n"
-            "content-type: application/json\r\ncontent-length: 100\r\n\r\n{".encode()
-        )
-        yield
-
-
-@contextmanager
-def _open_stream(gateway: SmallGateway) -> Iterator[None]:
-    end = threading.Event()
-
-    def requests() -> Iterator[bytes]:
-        end.wait(60)
-        yield from ()
-
-    credentials = grpc.ssl_channel_credentials(gateway.certificate.certificate.read_bytes())
-    options: list[tuple[str, Any]] = [("grpc.enable_http_proxy", 0)]
-    with grpc.secure_channel(f"127.0.0.1:{gateway.port('grpc')}", credentials, options) as channel:
-        stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-        call = stream(requests(), metadata=[("authorization", f"Bearer {KEY}")])
-        try:
-            yield
-        finally:
-            end.set()
-            call.cancel()
+    finally:
+        gateway.command(f"enable server {server}")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
 _VOID = {"meta", "img", "br", "link"}
-_LEAST_FOR_TEXT, _LEAST_FOR_PLOTS = 4.5, 3.0
+_MIN_FOR_TEXT, _MIN_FOR_PLOTS = 4.5, 3.0
 
 
 @dataclass
@@ -164,7 +164,7 @@ def _require_contrast(style: str) -> None:
     for colours in stylesheet_colours(style):
         for background in (colours["paper"], colours["panel"]):
             for name in texts:
-                assert contrast(colours[name], background) >= _LEAST_FOR_TEXT, name
+                assert contrast(colours[name], background) >= _MIN_FOR_TEXT, name
         for name, colour in colours.items():
             if name.startswith("series-"):
-                assert contrast(colour, colours["paper"]) >= _LEAST_FOR_PLOTS, name
+                assert contrast(colour, colours["paper"]) >= _MIN_FOR_PLOTS, name

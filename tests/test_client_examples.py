@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
 from tests.certificates import Certificate, self_signed
+from tests.cli.terminal import Gmmvit, done
 from tests.conftest import FREE_PORTS
 from tests.documented import PAGES, Block, blocks, commands
 from tests.haproxy import needs_haproxy
@@ -109,13 +110,22 @@ def addresses(server: Running, tmp_path_factory: pytest.TempPathFactory) -> Iter
         gateway.stop()
 
 
-@pytest.fixture
-def expected(folder: Path, bundle: Bundle) -> tuple[list[tuple[str, float]], int]:
-    """((label, probability) of the three likeliest classes of the photo, the index of the pixels' largest logit)."""
+def logits_of(bundle: Bundle, *images: Path) -> np.ndarray:
     with BundleClassifier(bundle, runner="openvino") as classifier:
-        (logits,) = classifier.logits([(folder / "photo.png").read_bytes()])
-    guesses = [(guess.label, guess.probability) for guess in bundle.manifest.label_set.predictions(logits, 3)]
-    return guesses, int(bundle.golden()[1][0].argmax())
+        return np.stack(classifier.logits([image.read_bytes() for image in images]))
+
+
+@pytest.fixture
+def expected(folder: Path, bundle: Bundle) -> dict[str, float]:
+    """Label → probability of the three likeliest classes of the photo."""
+    (logits,) = logits_of(bundle, folder / "photo.png")
+    return {guess.label: guess.probability for guess in bundle.manifest.label_set.predictions(logits, 3)}
+
+
+@pytest.fixture
+def largest(bundle: Bundle) -> str:
+    """What the programs print about the pixels."""
+    return f"largest logit: {bundle.golden()[1][0].argmax()}"
 
 
 def run(*command: str | Path, **options: Any) -> str:
@@ -131,12 +141,17 @@ def require(program: str) -> str:
     return path
 
 
-def check_lines(output: str, expected: tuple[list[tuple[str, float]], int]) -> None:
-    *guesses, largest = output.splitlines()
-    assert largest == f"largest logit: {expected[1]}"
-    assert [line.split()[0] for line in guesses] == [label for label, _ in expected[0]]
-    for line, (_, probability) in zip(guesses, expected[0], strict=True):
-        assert float(line.split()[1]) == pytest.approx(probability, abs=6e-4)
+def labels_in(answer: str) -> list[list[str]]:
+    """Return the labels of each image in an answer of /classify."""
+    return [[guess["label"] for guess in guesses] for guesses in json.loads(answer)["predictions"]]
+
+
+def check_lines(output: str, expected: dict[str, float], largest: str) -> None:
+    *guesses, last = output.splitlines()
+    assert last == largest
+    printed = {label: float(probability) for label, probability, *_ in map(str.split, guesses)}
+    assert list(printed) == list(expected)
+    assert printed == pytest.approx(expected, abs=6e-4)
 
 
 def test_every_language_has_a_program() -> None:
@@ -149,23 +164,22 @@ def test_every_language_has_a_program() -> None:
     }
 
 
-def test_curl(folder: Path, service: Service, bundle: Bundle, expected: Any) -> None:
+def test_curl(folder: Path, service: Service, bundle: Bundle, expected: dict[str, float]) -> None:
     require("curl")
     classify, several, infer = (command.text for block in examples("console")[:3] for command in commands(block))
     address = service.http_url.removeprefix("https://")
-    answer = json.loads(run("bash", "-c", classify.replace("HOST:8000", address)))
-    assert answer["bundle"] == bundle.sha256
-    assert [guess["label"] for guess in answer["predictions"][0]] == [label for label, _ in expected[0]]
+    answer = run("bash", "-c", classify.replace("HOST:8000", address))
+    assert json.loads(answer)["bundle"] == bundle.sha256
+    assert labels_in(answer) == [list(expected)]
     of_both = json.loads(run("bash", "-c", several.replace("HOST:8000", address)))["predictions"]
-    with BundleClassifier(bundle, runner="openvino") as classifier:
-        logits = classifier.logits([(folder / name).read_bytes() for name in ("photo.png", "other.png")])
+    logits = logits_of(bundle, folder / "photo.png", folder / "other.png")
     assert [[guess["index"] for guess in guesses] for guesses in of_both] == [[row.argmax()] for row in logits]
     run("bash", "-c", infer.replace("HOST:8000", address))
     tensor = (folder / "logits.bin").read_bytes()[-40:]
     np.testing.assert_allclose(np.frombuffer(tensor, "<f4"), bundle.golden()[1][0], atol=1e-5)
 
 
-def test_curl_without_a_gateway(folder: Path, server: Running, bundle: Bundle, expected: Any) -> None:
+def test_curl_without_a_gateway(folder: Path, server: Running, bundle: Bundle, expected: dict[str, float]) -> None:
     require("curl")
     generate, infer = (
         command.text.replace("http://localhost:8000", server.http_url)
@@ -175,11 +189,11 @@ def test_curl_without_a_gateway(folder: Path, server: Running, bundle: Bundle, e
     answer = json.loads(run("bash", "-c", generate))
     (documented,) = (block for block in blocks(PAGE, PAGE.read_text(encoding="utf-8")) if "model_version" in block.text)
     assert answer.keys() == json.loads(documented.text).keys()
-    assert answer["label"] == [label for label, _ in expected[0]]
-    assert answer["probability"] == pytest.approx([probability for _, probability in expected[0]], abs=1e-5)
+    assert answer["label"] == list(expected)
+    assert answer["probability"] == pytest.approx([*expected.values()], abs=1e-5)
     run("bash", "-c", infer)
     binary = (folder / "answer.bin").read_bytes()
-    for label, _ in expected[0]:
+    for label in expected:
         assert len(label).to_bytes(4, "little") + label.encode() in binary
 
 
@@ -187,7 +201,9 @@ UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings
 
 
 @pytest.mark.parametrize("address", ["gateway", "alone"])
-def test_clients_that_offer_http_2(address: str, addresses: dict[str, str], folder: Path, expected: Any) -> None:
+def test_clients_that_offer_http_2(
+    address: str, addresses: dict[str, str], folder: Path, expected: dict[str, float]
+) -> None:
     require("curl")
     (classify,) = (command.text for command in commands(examples("console")[0]))
     classify = classify.replace("https://HOST:8000", addresses[address]).replace("curl", "curl --silent --http2")
@@ -205,8 +221,7 @@ def test_clients_that_offer_http_2(address: str, addresses: dict[str, str], fold
             answer.begin()
             assert answer.status == 200
             answers.append(answer.read().decode())
-    labels = [[guess["label"] for guess in json.loads(answer)["predictions"][0]] for answer in answers]
-    assert labels == [[label for label, _ in expected[0]]] * 3
+    assert [labels_in(answer) for answer in answers] == [[list(expected)]] * 3
 
 
 @pytest.mark.parametrize("address", ["gateway", "alone"])
@@ -223,31 +238,23 @@ def test_a_slash_at_the_end_and_more_classes_than_there_are(
         assert refused.json()["error"]
 
 
-def test_gmmvit(
-    folder: Path, service: Service, expected: Any, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_gmmvit(folder: Path, service: Service, expected: dict[str, float], gmmvit: Gmmvit) -> None:
     (command,) = commands(examples("console")[-1])
     words = command.text.replace("https://HOST:8000", service.http_url).split()[1:]
-    answer = gmmvit(*words)
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.startswith(f"photo.png: {expected[0][0][0]} ")
+    answer = done(gmmvit(*words))
+    assert answer.out.startswith(f"photo.png: {next(iter(expected))} ")
 
 
-def test_python(folder: Path, expected: Any) -> None:
+def test_python(folder: Path, expected: dict[str, float], largest: str) -> None:
     (folder / "classify.py").write_text(examples("python")[0].text)
-    check_lines(run(sys.executable, "classify.py", "photo.png", "pixels.bin"), expected)
+    check_lines(run(sys.executable, "classify.py", "photo.png", "pixels.bin"), expected, largest)
 
 
 def test_the_python_program_names_a_refusal(folder: Path) -> None:
     (folder / "classify.py").write_text(examples("python")[0].text)
     (folder / "key.txt").write_text("unknown")
-    done = subprocess.run(
-        [sys.executable, "classify.py", "photo.png", "pixels.bin"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    command = [sys.executable, "classify.py", "photo.png", "pixels.bin"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("401: ")
     assert "the key is unknown" in done.stderr
@@ -257,51 +264,52 @@ def test_tritonclient(folder: Path, service: Service, bundle: Bundle) -> None:
     text = examples("python")[1].text
     text = text.replace("HOST:8001", f"127.0.0.1:{service.gateway.grpc_port}")
     text = text.replace("HOST:8000", f"127.0.0.1:{service.gateway.http_port}")
-    with BundleClassifier(bundle, runner="openvino") as classifier:
-        (logits,) = classifier.logits([(folder / "photo.png").read_bytes()])
+    (logits,) = logits_of(bundle, folder / "photo.png")
     printed = run(sys.executable, "-c", text)
     numbers = [float(number) for number in re.findall(r"-?\d+\.\d*(?:e-?\d+)?", printed)]
     np.testing.assert_allclose(numbers, [*logits, *logits], atol=1e-4)
 
 
-def test_javascript(folder: Path, expected: Any) -> None:
+@pytest.mark.nightly
+def test_javascript(folder: Path, expected: dict[str, float], largest: str) -> None:
     node = require("node")
     (folder / "classify.mjs").write_text(examples("javascript")[0].text)
-    check_lines(run(node, "classify.mjs", "photo.png", "pixels.bin"), expected)
+    check_lines(run(node, "classify.mjs", "photo.png", "pixels.bin"), expected, largest)
 
 
 @pytest.mark.nightly
-def test_java(folder: Path, expected: Any) -> None:
+def test_java(folder: Path, expected: dict[str, float], largest: str) -> None:
     java, keytool = require("java"), require("keytool")
     (folder / "Classify.java").write_text(examples("java")[0].text)
     store = ("-keystore", "trust.p12", "-storepass", "changeit")
     run(keytool, "-importcert", "-noprompt", "-alias", "service", "-file", "ca.pem", *store)
     trusted = ("-Djavax.net.ssl.trustStore=trust.p12", "-Djavax.net.ssl.trustStorePassword=changeit")
-    answer, largest = run(java, *trusted, "Classify.java", "photo.png", "pixels.bin").splitlines()
-    assert [guess["label"] for guess in json.loads(answer)["predictions"][0]] == [label for label, _ in expected[0]]
-    assert largest == f"largest logit: {expected[1]}"
+    answer, last = run(java, *trusted, "Classify.java", "photo.png", "pixels.bin").splitlines()
+    assert (labels_in(answer), last) == ([list(expected)], largest)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("address", ["gateway", "alone"])
-def test_java_without_tls(address: str, addresses: dict[str, str], folder: Path, expected: Any) -> None:
+def test_java_without_tls(
+    address: str, addresses: dict[str, str], folder: Path, expected: dict[str, float], largest: str
+) -> None:
     """Java's HttpClient offers HTTP/2 only without TLS.  The endpoint alone takes no tensors."""
     java = require("java")
     (folder / "Classify.java").write_text(examples("java")[0].text)
     environment = {**os.environ, "GMMVIT_URL": addresses[address]}
     command = [java, "Classify.java", "photo.png", "pixels.bin"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
-    answer, *largest = done.stdout.splitlines() or [done.stderr]
-    assert [guess["label"] for guess in json.loads(answer)["predictions"][0]] == [label for label, _ in expected[0]]
-    assert largest == ([f"largest logit: {expected[1]}"] if address == "gateway" else [])
+    answer, *others = done.stdout.splitlines() or [done.stderr]
+    assert labels_in(answer) == [list(expected)]
+    assert others == ([largest] if address == "gateway" else [])
 
 
 @pytest.mark.nightly
-def test_go(folder: Path, expected: Any) -> None:
+def test_go(folder: Path, expected: dict[str, float], largest: str) -> None:
     go = require("go")
     (folder / "classify.go").write_text(examples("go")[0].text + "\n")
     run(go, "vet", "classify.go", env={**os.environ, "GO111MODULE": "off"})
-    check_lines(run(go, "run", "classify.go", "photo.png", "pixels.bin"), expected)
+    check_lines(run(go, "run", "classify.go", "photo.png", "pixels.bin"), expected, largest)
 
 
 def values(service: Service, certificate: Certificate) -> dict[str, float]:
@@ -319,6 +327,7 @@ OF_ROLLOUTS = {"gmmvit_rollouts_total", "gmmvit_rollout_running"}
 """Metrics of a service with a state folder; tests/serving/rollout reads them."""
 
 
+@pytest.mark.nightly
 def test_the_service_has_every_series_of_the_alert_rules(service: Service, certificate: Certificate) -> None:
     """Each selector of the rules selects samples, apart from the label that Prometheus adds and from a failed probe."""
     end = time.monotonic() + 60

@@ -11,7 +11,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -20,6 +21,7 @@ import pytest
 import torch
 from typer.main import get_command
 
+from docs import lists
 from docs.gmmvit_docs import command_reference
 from docs.pictures import PICTURES, draw
 from gmmvit_cli.main import app
@@ -33,6 +35,7 @@ from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.folding.fold import folding_passes
 from gmmvit_deploy.models.sources.hints import SETTINGS
+from gmmvit_deploy.parity import check as parity_check
 from gmmvit_deploy.runtimes.engines import compatibility
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
@@ -73,6 +76,13 @@ WITH_BLOCKS = [
 WRITE = "GMMVIT_WRITE_DOCS"
 MAX_NOT_RUN = 0.1
 MAX_README_BYTES = 6144
+
+
+@pytest.mark.parametrize("page", ["commands.md", "python_api.md"])
+def test_the_list_of_commands_or_functions_is_that_of_the_program(page: str) -> None:
+    current = lists.written(page)
+    assert current.count("\n- `") > 15
+    assert (PAGES / page).read_text(encoding="utf-8") == current, "type python docs/lists.py --write"
 
 
 # Blocks
@@ -246,16 +256,33 @@ def test_options_of_the_documentation_are_those_of_the_program() -> None:
             assert name in {*SETTINGS, "NAME"}, f"{where}: {code}: --set {name}"
 
 
-def test_runners_are_those_of_the_program() -> None:
-    assert first_column("jobs/parity.md", "runner") == list(RUNNERS)
+CHECKS = re.findall(r"^    ([a-z][a-z ]*?)  +\S", parity_check.__doc__ or "", re.MULTILINE)
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+PASSES = [run.__name__ for family in FAMILIES for run in folding_passes(next(iter(family.small_specs().values())))]
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "names"),
+    [
+        ("jobs/parity.md", "runner", RUNNERS),
+        ("jobs/parity.md", "check", CHECKS),
+        ("precisions.md", "precision", PRECISIONS),
+        ("masks.md", "pass", PASSES),
+        ("jobs/serve.md", "`--backend`", get_args(Backend)),
+        ("jobs/build.md", "`--flavor`", {*FLAVORS, "auto"}),
+        ("install.md", "extra", EXTRAS),
+    ],
+)
+def test_a_table_lists_the_names_of_the_program(page: str, heading: str, names: Iterable[str]) -> None:
+    listed = first_column(page, heading) or [row[0] for row in table(page, heading)]
+    assert sorted(listed) == sorted(set(names))
+
+
+def test_runners_of_commands_are_those_of_the_program() -> None:
     for where, code in _code_spans():
         for value in re.findall(r"--(?:runner|runtime) (\S+)", code):
             for part in value.split(","):
                 assert RunnerName.parse(part).name in RUNNERS, where
-
-
-def test_precisions_are_those_of_the_program() -> None:
-    assert first_column("precisions.md", "precision") == list(PRECISIONS)
 
 
 def test_families_masks_and_presets_are_those_of_the_program() -> None:
@@ -276,13 +303,6 @@ def test_families_masks_and_presets_are_those_of_the_program() -> None:
         assert presets == list(family.presets)
 
 
-def test_folding_passes_are_those_of_the_program() -> None:
-    documented = first_column("masks.md", "pass")
-    run = [run.__name__ for family in FAMILIES for run in folding_passes(next(iter(family.small_specs().values())))]
-    assert len(documented) == len(set(documented))
-    assert set(documented) == set(run)
-
-
 def test_data_is_that_of_the_program() -> None:
     rows = table("jobs/export.md", "`--dataset`")
     assert {row[0].strip("`"): int(row[1].partition(",")[0]) for row in rows} == {
@@ -291,27 +311,9 @@ def test_data_is_that_of_the_program() -> None:
     assert {name.partition(":")[0] for name in first_column("jobs/convert.md", "data")} == set(KINDS)
 
 
-def test_backends_and_flavors_are_those_of_the_program() -> None:
-    assert set(first_column("jobs/serve.md", "`--backend`")) == set(get_args(Backend))
-    assert set(first_column("jobs/build.md", "`--flavor`")) == {*FLAVORS, "auto"}
-
-
 def test_releases_of_triton_are_those_of_the_program() -> None:
     rows = {release: tuple(versions) for release, *versions in table("triton_gpu.md", "Triton container")}
     assert rows == compatibility._RELEASES
-
-
-def test_checks_are_those_of_a_report() -> None:
-    from gmmvit_deploy.parity import check
-
-    listed = re.findall(r"^    ([a-z][a-z ]*?)  +\S", check.__doc__ or "", re.MULTILINE)
-    assert [row[0] for row in table("jobs/parity.md", "check")] == listed
-
-
-def test_extras_are_those_of_the_package() -> None:
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    section = text.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
-    assert set(first_column("install.md", "extra")) == set(re.findall(r"^([a-z-]+) = \[", section, re.MULTILINE))
 
 
 def test_make_targets_are_those_of_the_makefile() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.repositories import git, repository_with
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 BADLY_FORMATTED = "x = { 'a':1 }\n"
 BADLY_TYPED = 'def count() -> int:\n    return "none"\n'
@@ -39,7 +39,6 @@ def commit(repository: Path, name: str, text: str) -> subprocess.CompletedProces
     return git(repository, "commit", "--quiet", "--message", f"Add {name}", check=False)
 
 
-@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [

@@ -111,15 +111,13 @@ def test_a_folder_is_kept_while_a_process_that_inherited_its_lock_lives(
     assert remove_leftovers() == [folder]
 
 
-@pytest.mark.parametrize("of_bundle", [False, True], ids=["folder", "bundle"])
-def test_the_next_folder_removes_leftovers(
-    of_bundle: bool, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_folder_removes_leftovers(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    kill(start(IN_A_FOLDER, temporary=tmp_path))
-    with new_folder(tmp_path / "bundle") if of_bundle else temporary_folder("next"):
-        assert len(list(tmp_path.iterdir())) == 1
-    assert list(tmp_path.iterdir()) == ([tmp_path / "bundle"] if of_bundle else [])
+    for next_folder in (lambda: temporary_folder("next"), lambda: new_folder(tmp_path / "bundle")):
+        kill(start(IN_A_FOLDER, temporary=tmp_path))
+        with next_folder():
+            assert len(list(tmp_path.iterdir())) == 1
+    assert list(tmp_path.iterdir()) == [tmp_path / "bundle"]
 
 
 @pytest.mark.parametrize(("code", "write"), [(IN_A_BUNDLE, new_folder), (IN_A_FILE, new_file)], ids=["folder", "file"])
@@ -139,24 +137,15 @@ def test_partial_output_beside_a_bundle(code: str, write: Callable[..., object],
     assert set(tmp_path.iterdir()) == {out, of_living, tmp_path / ".other.partial-12345678"}
 
 
-def test_a_folder_that_was_being_replaced_is_put_back(tmp_path: Path) -> None:
-    """Killed between the two renames of --force: the old bundle is the only bundle."""
-    old = tmp_path / ".bundle.replaced-12345678" / "bundle"
-    old.mkdir(parents=True)
-    (old / "content").write_text("old")
+@pytest.mark.parametrize("replaced", [False, True], ids=["put back", "removed"])
+def test_a_folder_that_a_killed_process_was_replacing(replaced: bool, tmp_path: Path) -> None:
+    """Killed between the two renames of --force, the old bundle is the only bundle; later, it is removed."""
+    for parent in (tmp_path / ".bundle.replaced-12345678", *([tmp_path] if replaced else [])):
+        (parent / "bundle").mkdir(parents=True)
+        (parent / "bundle" / "content").write_text("new" if parent == tmp_path else "old")
     with pytest.raises(OutputError, match="bundle exists"), new_folder(tmp_path / "bundle"):
         pass
-    assert (tmp_path / "bundle" / "content").read_text() == "old"
-    assert list(tmp_path.iterdir()) == [tmp_path / "bundle"]
-
-
-def test_a_folder_that_was_replaced_is_removed(tmp_path: Path) -> None:
-    (tmp_path / ".bundle.replaced-12345678" / "bundle").mkdir(parents=True)
-    (tmp_path / "bundle").mkdir()
-    (tmp_path / "bundle" / "content").write_text("new")
-    with pytest.raises(OutputError, match="bundle exists"), new_folder(tmp_path / "bundle"):
-        pass
-    assert (tmp_path / "bundle" / "content").read_text() == "new"
+    assert (tmp_path / "bundle" / "content").read_text() == ("new" if replaced else "old")
     assert list(tmp_path.iterdir()) == [tmp_path / "bundle"]
 
 
@@ -184,26 +173,25 @@ def test_files_and_folders_are_synced_before_the_rename(
     force: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[tuple[str, str]] = []
-    sync, rename, replace = os.fsync, Path.rename, Path.replace
+    sync = os.fsync
 
     def record_sync(descriptor: int) -> None:
         events.append(("sync", str(Path(f"/proc/self/fd/{descriptor}").readlink())))
         sync(descriptor)
 
-    def record_rename(source: Path, target: Path) -> Path:
-        events.append(("rename", str(target)))
-        return rename(source, target)
+    def recorded(move: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+        def record(source: Path, target: Path) -> Path:
+            events.append(("rename", str(target)))
+            return move(source, target)
 
-    def record_replace(source: Path, target: Path) -> Path:
-        events.append(("rename", str(target)))
-        return replace(source, target)
+        return record
 
     out = tmp_path / "bundle"
     if force:
         out.mkdir()
     monkeypatch.setattr(os, "fsync", record_sync)
-    monkeypatch.setattr(Path, "rename", record_rename)
-    monkeypatch.setattr(Path, "replace", record_replace)
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(Path, name, recorded(getattr(Path, name)))
     with new_folder(out, force=force) as folder:
         (folder / "engines").mkdir()
         for name in ("model.onnx", "engines/plan"):

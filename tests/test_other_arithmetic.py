@@ -21,7 +21,7 @@ import pytest
 
 from gmmvit_deploy.inference.cores import cpu_features
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 ROOT = Path(__file__).parents[1]
 EMULATOR = "qemu-x86_64"
@@ -64,7 +64,6 @@ def test_golden_logits_and_what_inspect_states() -> None:
     assert described(*OTHER_ARITHMETIC.items()) == described()
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="emulates another x86-64 processor")
 @pytest.mark.skipif("avx512f" not in cpu_features(), reason="this processor has no more than a Haswell")

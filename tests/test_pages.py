@@ -17,7 +17,7 @@ from gmmvit_deploy.reports.plotting import SERIES, bar_style, figure_and_axes, l
 from tests.browser import accessibility_problems
 from tests.pages import parsed, require_readable_page, stylesheet_colours
 
-LEAST_APART = 20.0
+MIN_DISTANCE = 20.0
 """CIE 1976 colour difference of two series; 2.3 is just noticeable."""
 
 # What people see who lack a kind of cone, in linear sRGB.  Source: Machado, Oliveira, Fernandes 2009, severity 1.
@@ -83,7 +83,7 @@ def series(scheme: int) -> tuple[str, ...]:
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_series_are_distinct_with_every_deficiency(scheme: int, deficiency: str) -> None:
     seen = [_lab(colour, np.asarray(DEFICIENCIES[deficiency])) for colour in series(scheme)]
-    assert min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2)) >= LEAST_APART
+    assert min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2)) >= MIN_DISTANCE
 
 
 def _lab(colour: str, deficiency: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -8,25 +8,24 @@ from typing import Any
 
 import typer
 
-from gmmvit_cli.models import ClassOfBundle
+from gmmvit_cli.models import CLASS_OF_BUNDLE
 from gmmvit_cli.options import (
-    DEFAULT_NAME,
-    AsJson,
-    Ca,
-    Data,
-    EngineFolder,
-    KeyFile,
-    ModelName,
-    Report,
-    access_from,
+    AS_JSON,
+    CA,
+    DATA,
+    ENGINE_FOLDER,
+    KEY_FILE,
+    MODEL_NAME,
+    REPORT,
     require_output_file,
     require_report,
 )
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, Panel
 from gmmvit_cli.progress import progress
-from gmmvit_cli.runners import PrecisionOfRunners, Urls, opened_runners, runner_option
+from gmmvit_cli.runners import PRECISION_OF_RUNNERS, URLS, opened_runners, runner_option
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.inference.precision import Precision
 
 EXAMPLE = """gmmvit bench bundle --data digits --report bench.html
 gmmvit bench bundle --runner eager,openvino --synthetic --output a.json
@@ -36,8 +35,9 @@ _MEASUREMENT = Panel("Measurement")
 
 
 def bench(
+    context: typer.Context,
     bundle: Path | None = INPUT.argument("BUNDLE", "The bundle to measure. Leave it out with --compare.", default=None),
-    data: Data = None,
+    data: str | None = DATA,
     synthetic: bool = INPUT.flag(
         "--synthetic", "Measure on generated random inputs instead of --data. The result records this choice."
     ),
@@ -50,13 +50,13 @@ def bench(
         "eager, onnxruntime, openvino+kernels if available, and the choice of gmmvit optimize or export",
         "Runners to measure",
     ),
-    key_file: KeyFile = None,
-    ca: Ca = None,
-    precision: PrecisionOfRunners = "fp32",
-    engine: EngineFolder = None,
-    url: Urls = None,
-    served_name: ModelName = DEFAULT_NAME,
-    model: ClassOfBundle = None,
+    key_file: Path | None = KEY_FILE,
+    ca: Path | None = CA,
+    precision: Precision = PRECISION_OF_RUNNERS,
+    engine: Path | None = ENGINE_FOLDER,
+    url: list[str] | None = URLS,
+    served_name: str = MODEL_NAME,
+    model: str | None = CLASS_OF_BUNDLE,
     batch: str = _MEASUREMENT.option("LIST", "Batch sizes to measure, separated by commas.", default="1,8,64"),
     rounds: int = _MEASUREMENT.option("N", "Number of rounds; each round measures every runner.", default=10),
     seconds: float = _MEASUREMENT.option(
@@ -79,9 +79,9 @@ def bench(
         default=True,
     ),
     output: Path | None = OUTPUT.option("FILE.json", "Write the result with a run card: machine, versions, settings."),
-    report: Report = None,
+    report: Path | None = REPORT,
     force: bool = OUTPUT.flag("--force", "Replace the result and the report if they exist."),
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """A bundle is the folder that gmmvit export writes. A runner is a program that computes the logits, such as
     PyTorch, ONNX Runtime, an engine or a server. The runners take turns; MLPerf LoadGen sends the queries. Ratios are
@@ -116,18 +116,7 @@ def bench(
             waterfall=waterfall,
         )
         opened = open_bundle(bundle)
-        with opened_runners(
-            opened,
-            runner,
-            precision=precision,
-            engine=engine,
-            urls=url,
-            served_name=served_name,
-            model=model,
-            access=access_from(key_file, ca),
-            first=("eager",),
-            timed=True,
-        ) as (runners, _):
+        with opened_runners(opened, context.params, first=("eager",), timed=True) as (runners, _):
             measured = bench(opened, runners, options, on_progress=on_progress)
         result = measured.to_json()
         if output is not None:

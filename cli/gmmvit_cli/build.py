@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.options import AsJson, require_output, require_report
+from gmmvit_cli.options import AS_JSON, require_output, require_report
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, Panel, completion, listed, output_option
 from gmmvit_cli.progress import progress
@@ -105,7 +105,7 @@ def build(
     log: Path | None = OUTPUT.option("FILE", "Write TensorRT's complete build log to this file."),
     report: Path | None = OUTPUT.option("FILE.html", "Write the report as a self-contained HTML page."),
     force: bool = OUTPUT.flag("--force", "Replace the engine and the report if they exist."),
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """The report is read from the finished engine and lists the GPU kernels and data types of each attention layer. The
     command prints the report and stores it as card.json in the folder of the engine.

@@ -8,12 +8,11 @@ import typer
 
 from gmmvit_cli.commands import typing_hint
 from gmmvit_cli.options import (
-    DEFAULT_NAME,
+    AS_JSON,
+    CA,
+    KEY_FILE,
+    MODEL_NAME,
     URL_VARIABLE,
-    AsJson,
-    Ca,
-    KeyFile,
-    ModelName,
     access_from,
     checked_runner,
     require_output_file,
@@ -55,9 +54,9 @@ def classify(
         "Triton server that classifies: grpc://HOST:PORT or http://HOST:PORT; with TLS, grpcs:// or https://.",
         show_default=f"the variable {URL_VARIABLE}, else {_DEFAULT_URL}",
     ),
-    key_file: KeyFile = None,
-    ca: Ca = None,
-    served_name: ModelName = DEFAULT_NAME,
+    key_file: Path | None = KEY_FILE,
+    ca: Path | None = CA,
+    served_name: str = MODEL_NAME,
     batch: int | None = TARGET.option(
         "N",
         "Maximum images per request; with --from, the images of each batch.",
@@ -128,7 +127,7 @@ def classify(
         "--accept-broken", "With --from: exit with status 0 even if images are broken. Their rows state the error."
     ),
     force: bool = OUTPUT.flag("--force", "Replace the file of --features if it exists."),
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Prints the most likely labels of each image with their probabilities; for a multi-label bundle, the labels that
     reach their thresholds. With --from and --to, writes Parquet files for any number of images. The exit status is 1

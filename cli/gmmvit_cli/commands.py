@@ -159,7 +159,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except InputError as exc:
-            if exc.hint == InputError.usual_hint:
+            if exc.hint == InputError.default_hint:
                 exc.hint = help_hint(ctx.invoked_subcommand)
             raise
 

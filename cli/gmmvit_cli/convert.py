@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.models import ClassToConvert, permit_class
-from gmmvit_cli.options import AsJson, Calibration, CalibrationImages, require_calibration
+from gmmvit_cli.models import CLASS_TO_CONVERT, permit_class
+from gmmvit_cli.options import AS_JSON, CALIBRATION, CALIBRATION_IMAGES, require_calibration
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, completion, listed
 from gmmvit_cli.progress import progress
@@ -35,8 +35,8 @@ def convert(
         autocompletion=completion(PRECISIONS, several=True),
         parser=precisions_from,
     ),
-    calibration: Calibration = None,
-    calibration_images: CalibrationImages = 512,
+    calibration: str | None = CALIBRATION,
+    calibration_images: int = CALIBRATION_IMAGES,
     keep_decisions: float | None = PRECISION.option(
         "SHARE",
         "For int8: move projections (linear maps) to more exact forms, dynamic and then float32, until the graph for "
@@ -57,9 +57,9 @@ def convert(
         "tensors. Padding changes the logits only by rounding.",
         default=True,
     ),
-    model: ClassToConvert = None,
+    model: str | None = CLASS_TO_CONVERT,
     force: bool = OUTPUT.flag("--force", "Replace existing graphs of these precisions."),
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """A bundle is the folder that gmmvit export writes. Each graph is written into the bundle as graphs/PRECISION.onnx.
     Printed tables compare the logits and masks of each graph with those in fp32.
@@ -105,15 +105,6 @@ def _program_words(program: Mapping[str, Any]) -> str:
     if "skipped" in program:
         return f"skipped: {program['skipped']}"
     return f"{program['largest_abs']:.1e} (limit {program['limit']:.1e})"
-
-
-def _row(name: str, record: VariantRecord) -> tuple[str, str, str, str]:
-    return (
-        name,
-        f"{record.golden['largest_abs']:.1e}",
-        f"{record.golden['largest_rel']:.1e}",
-        _calibration_words(record),
-    )
 
 
 def _calibration_words(record: VariantRecord) -> str:
@@ -182,14 +173,16 @@ def print_variants(variants: list[Variant]) -> None:
     """Print how each precision changes the logits, and the mask of the head that changes most in each layer."""
     from gmmvit_deploy.runtimes.runners.speed import speed_in_words
 
-    rows, masks, programs, speeds = [], [], [], []
+    masks, programs, speeds = [], [], []
+    rows: list[tuple[str, ...]] = []
     for variant in variants:
         record = variant.record
         if record is None:
             rows.append(("fp32", "unchanged: model.onnx", "", ""))
             continue
         name = f"{record.precision}, {record.form}, for CPUs" if record.form else record.precision
-        rows.append(_row(name, record))
+        errors = (f"{record.golden[distance]:.1e}" for distance in ("largest_abs", "largest_rel"))
+        rows.append((name, *errors, _calibration_words(record)))
         programs += [(name, runner, _program_words(program)) for runner, program in record.programs.items()]
         times = record.speed.get("times_as_fast", {})
         speeds += [(name, runner, speed_in_words(ratios)) for runner, ratios in times.items()]

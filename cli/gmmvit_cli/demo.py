@@ -6,7 +6,7 @@ from typing import get_args
 
 import typer
 
-from gmmvit_cli.options import AsJson, Force, Tritonserver, require_output
+from gmmvit_cli.options import AS_JSON, FORCE, TRITONSERVER, require_output
 from gmmvit_cli.output import print_json, print_table
 from gmmvit_cli.panels import MODEL, listed, output_option
 from gmmvit_cli.progress import progress
@@ -32,9 +32,9 @@ def demo(
         names=_MASKS,
     ),
     out: Path = output_option("FOLDER", "Folder for all files of the demo.", default=Path("demo-output")),
-    force: Force = False,
-    tritonserver: Tritonserver = None,
-    as_json: AsJson = False,
+    force: bool = FORCE,
+    tritonserver: Path | None = TRITONSERVER,
+    as_json: bool = AS_JSON,
 ) -> None:
     """The model is a GMM-ViT (a vision transformer with Gaussian mixture masks on the attention scores), trained on
     handwritten digits for about a minute on two cores. With --model, the model is a classifier of timm, which is saved

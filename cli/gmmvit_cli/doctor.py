@@ -6,12 +6,12 @@ from pathlib import Path
 import typer
 
 from gmmvit_cli.options import (
-    AsJson,
-    Ca,
-    KeyFile,
-    ServerRelease,
-    ServerTensorRTVersion,
-    ServerUrl,
+    AS_JSON,
+    CA,
+    KEY_FILE,
+    SERVER_RELEASE,
+    SERVER_TENSORRT_VERSION,
+    SERVER_URL,
     access_from,
     server_from,
 )
@@ -33,17 +33,17 @@ def doctor(
         "Check the graphs and engines of this bundle, instead of the packages and runners of this machine.",
         default=None,
     ),
-    server_version: ServerRelease = None,
-    server: ServerUrl = None,
-    server_tensorrt: ServerTensorRTVersion = None,
-    key_file: KeyFile = None,
-    ca: Ca = None,
+    server_version: str | None = SERVER_RELEASE,
+    server: str | None = SERVER_URL,
+    server_tensorrt: str | None = SERVER_TENSORRT_VERSION,
+    key_file: Path | None = KEY_FILE,
+    ca: Path | None = CA,
     empty_kernel_cache: bool = _KERNELS.flag(
         "--empty-kernel-cache/--no-empty-kernel-cache",
         "First delete the compiled CPU kernels (this project's code for attention) and the record of compilations "
         "that failed. The kernels are then compiled again.",
     ),
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Tries every package, runner, CPU kernel, engine builder and server. A runner is a program that computes logits,
     such as ONNX Runtime. A bundle is the folder that gmmvit export writes. If a bundle and a server option are given,

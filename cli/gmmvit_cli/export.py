@@ -1,19 +1,19 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import typer
 
 from gmmvit_cli.commands import collect_garbage_rarely
 from gmmvit_cli.convert import print_variants
-from gmmvit_cli.models import Architecture, Head, ImageSize, ModelArgs, Preset, ResizeTo, Settings
+from gmmvit_cli.models import ARCHITECTURE, HEAD, IMAGE_SIZE, MODEL_ARGS, MODEL_SETTINGS, PRESET, RESIZE_TO, hints_from
 from gmmvit_cli.options import (
-    AsJson,
-    Calibration,
-    CalibrationImages,
-    Force,
+    AS_JSON,
+    CALIBRATION,
+    CALIBRATION_IMAGES,
+    FORCE,
     labels_from,
     normalisation_from,
     require_calibration,
@@ -29,7 +29,6 @@ from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule
 from gmmvit_deploy.inference.precision import PRECISIONS, Precision
 from gmmvit_deploy.models.families import FAMILIES
-from gmmvit_deploy.models.sources.hints import LoadHints, settings_from
 from gmmvit_deploy.precision_names import precisions_from
 
 if TYPE_CHECKING:
@@ -52,6 +51,7 @@ _LARGEST = "_largest_abs"  # of each proven runner in a manifest's export_parity
 
 
 def export(
+    context: typer.Context,
     checkpoint: Path = INPUT.argument(
         "CHECKPOINT", "A PyTorch checkpoint, a safetensors file, or a model folder of timm."
     ),
@@ -110,13 +110,13 @@ def export(
         default="logits",
         names=tuple(_OUTPUTS),
     ),
-    preset: Preset = None,
-    image_size: ImageSize = None,
-    resize_to: ResizeTo = None,
-    model: Architecture = None,
-    model_args: ModelArgs = None,
-    head: Head = None,
-    settings: Settings = None,
+    preset: str | None = PRESET,
+    image_size: int | None = IMAGE_SIZE,
+    resize_to: int | None = RESIZE_TO,
+    model: str | None = ARCHITECTURE,
+    model_args: Mapping[str, Any] | None = MODEL_ARGS,
+    head: str | None = HEAD,
+    settings: list[str] | None = MODEL_SETTINGS,
     precisions: Sequence[Precision] = PRECISION.option(
         "LIST",
         f"Precisions to write, separated by commas: {listed(PRECISIONS)}. fp32 is always written.",
@@ -125,29 +125,20 @@ def export(
         autocompletion=completion(PRECISIONS, several=True),
         parser=precisions_from,
     ),
-    calibration: Calibration = None,
-    calibration_images: CalibrationImages = 512,
+    calibration: str | None = CALIBRATION,
+    calibration_images: int = CALIBRATION_IMAGES,
     out: Path = output_option("BUNDLE", "Folder to write the bundle to."),
     max_batch: int = OUTPUT.option("N", "Largest batch size that the graph accepts.", default=64),
-    force: Force = False,
-    as_json: AsJson = False,
+    force: bool = FORCE,
+    as_json: bool = AS_JSON,
 ) -> None:
     """The result is a bundle: the folder that most other commands read. The bundle holds the ONNX graph, the weights,
     and recorded inputs with PyTorch's logits for comparison. The attention masks are computed once and stored in the
     graph as constants. If a step fails, no files are left behind.
     """
     require_output(out, force=force)
-    hints = LoadHints(
-        preset=preset,
-        image_size=image_size,
-        resize_to=resize_to,
-        model=model,
-        model_args=model_args or {},
-        head=head,
-        **settings_from(settings or ()),
-        only_features=outputs == "features",
-        only_tensors=input_kind == "tensor",
-    )
+    only = {"only_features": outputs == "features", "only_tensors": input_kind == "tensor"}
+    hints = hints_from(context.params, **only)
     if outputs == "features" and labels is not None:
         raise InputError(
             "--labels names the classes of the logits, and --outputs features writes no logits",

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from gmmvit_cli.options import DEFAULT_NAME, AsJson, Force, ModelName, require_output
+from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME, require_output
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import INPUT, TARGET, Panel, output_option
 from gmmvit_deploy.errors import InputError
@@ -19,89 +19,56 @@ GATEWAY = Panel("Gateway")
 LOOPBACK = "127.0.0.1"
 
 
-Listen = Annotated[
-    str | None,
-    GATEWAY.option(
-        "ADDRESS",
-        "Address for the gateway to listen on; 0.0.0.0 means all addresses. Any address but loopback needs --tls-cert "
-        "or --insecure.",
-        default=...,
-        show_default=LOOPBACK,
-    ),
-]
-Keys = Annotated[
-    Path | None,
-    GATEWAY.option(
-        "FILE",
-        "Key file with a line NAME KEY for each client, required for a gateway. 'gmmvit serve' reloads a changed file.",
-        default=...,
-        must_exist=True,
-    ),
-]
-TlsCert = Annotated[
-    Path | None,
-    GATEWAY.option("FILE", "PEM file of the certificate and its chain.", default=..., must_exist=True),
-]
-TlsKey = Annotated[
-    Path | None,
-    GATEWAY.option(
-        "FILE",
-        "PEM file of the private key, without a password.",
-        default=...,
-        must_exist=True,
-        show_default="in the file of --tls-cert",
-    ),
-]
-Insecure = Annotated[
-    bool,
-    GATEWAY.flag(
-        "--insecure",
-        "Permit connections from other machines without TLS; in 'gmmvit serve', also without a gateway.",
-        default=...,
-    ),
-]
-MaxBody = Annotated[int, GATEWAY.option("BYTES", "Maximum size of a request in bytes.", default=..., min=1024)]
-AllowJson = Annotated[
-    int,
-    GATEWAY.option(
-        "BYTES",
-        "Accept tensors in JSON in requests of at most this size in bytes; 0 refuses tensors in JSON. For a uint8 "
-        "input, Triton reads 300 in JSON as 44, without an error.",
-        default=...,
-        min=0,
-    ),
-]
-InFlight = Annotated[
-    int | None,
-    GATEWAY.option(
-        "N",
-        "Maximum number of requests that Triton gets at the same time, for each of HTTP, gRPC and "
-        "POST /classify; further requests wait in the gateway.",
-        default=...,
-        min=1,
-        show_default="from the measurement of gmmvit tune, else 16",
-    ),
-]
-QueueLimit = Annotated[
-    int,
-    GATEWAY.option(
-        "N",
-        "Maximum number of requests that wait in the gateway, all protocols together; further requests are refused "
-        "at once.",
-        default=...,
-        min=0,
-    ),
-]
-QueueTimeout = Annotated[
-    int | None,
-    GATEWAY.option(
-        "MS",
-        "Maximum time that a request waits in the gateway, in milliseconds; then it is refused.",
-        default=...,
-        min=1,
-        show_default="the latency limit of gmmvit tune, else 250",
-    ),
-]
+LISTEN = GATEWAY.option(
+    "ADDRESS",
+    "Address for the gateway to listen on; 0.0.0.0 means all addresses. Any address but loopback needs --tls-cert "
+    "or --insecure.",
+    show_default=LOOPBACK,
+)
+KEYS = GATEWAY.option(
+    "FILE",
+    "Key file with a line NAME KEY for each client, required for a gateway. 'gmmvit serve' reloads a changed file.",
+    must_exist=True,
+)
+TLS_CERT = GATEWAY.option("FILE", "PEM file of the certificate and its chain.", must_exist=True)
+TLS_KEY = GATEWAY.option(
+    "FILE",
+    "PEM file of the private key, without a password.",
+    must_exist=True,
+    show_default="in the file of --tls-cert",
+)
+INSECURE = GATEWAY.flag(
+    "--insecure",
+    "Permit connections from other machines without TLS; in 'gmmvit serve', also without a gateway.",
+)
+MAX_BODY = GATEWAY.option("BYTES", "Maximum size of a request in bytes.", min=1024, default=DEFAULT_BODY_BYTES)
+ALLOW_JSON = GATEWAY.option(
+    "BYTES",
+    "Accept tensors in JSON in requests of at most this size in bytes; 0 refuses tensors in JSON. For a uint8 "
+    "input, Triton reads 300 in JSON as 44, without an error.",
+    min=0,
+    default=0,
+)
+IN_FLIGHT = GATEWAY.option(
+    "N",
+    "Maximum number of requests that Triton gets at the same time, for each of HTTP, gRPC and "
+    "POST /classify; further requests wait in the gateway.",
+    min=1,
+    show_default="from the measurement of gmmvit tune, else 16",
+)
+QUEUE_LIMIT = GATEWAY.option(
+    "N",
+    "Maximum number of requests that wait in the gateway, all protocols together; further requests are refused "
+    "at once.",
+    min=0,
+    default=DEFAULT_QUEUE_LIMIT,
+)
+QUEUE_TIMEOUT = GATEWAY.option(
+    "MS",
+    "Maximum time that a request waits in the gateway, in milliseconds; then it is refused.",
+    min=1,
+    show_default="the latency limit of gmmvit tune, else 250",
+)
 
 
 def gateway(
@@ -119,19 +86,19 @@ def gateway(
     ),
     triton_ports: str = TARGET.option("PORTS", "Triton's ports for HTTP, gRPC and metrics.", default="8000,8001,8002"),
     ports: str = GATEWAY.option("PORTS", "The gateway's ports for HTTP, gRPC and metrics.", default="8443,8444,8445"),
-    name: ModelName = DEFAULT_NAME,
-    listen: Listen = None,
-    keys: Keys = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    insecure: Insecure = False,
-    max_body: MaxBody = DEFAULT_BODY_BYTES,
-    allow_json: AllowJson = 0,
-    in_flight: InFlight = None,
-    queue_limit: QueueLimit = DEFAULT_QUEUE_LIMIT,
-    queue_timeout: QueueTimeout = None,
-    force: Force = False,
-    as_json: AsJson = False,
+    name: str = MODEL_NAME,
+    listen: str | None = LISTEN,
+    keys: Path | None = KEYS,
+    tls_cert: Path | None = TLS_CERT,
+    tls_key: Path | None = TLS_KEY,
+    insecure: bool = INSECURE,
+    max_body: int = MAX_BODY,
+    allow_json: int = ALLOW_JSON,
+    in_flight: int | None = IN_FLIGHT,
+    queue_limit: int = QUEUE_LIMIT,
+    queue_timeout: int | None = QUEUE_TIMEOUT,
+    force: bool = FORCE,
+    as_json: bool = AS_JSON,
 ) -> None:
     """With this configuration, HAProxy checks keys, does TLS, refuses requests that Triton must not get, and limits
     how long requests wait. If HAProxy is installed, the command checks the configuration with 'haproxy -c'. Start

@@ -1,26 +1,35 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.models import Architecture, Head, ImageSize, ModelArgs, Preset, ResizeTo, Settings, permit_class
-from gmmvit_cli.options import AsJson, require_output_file, require_report, typed
+from gmmvit_cli.models import (
+    ARCHITECTURE,
+    HEAD,
+    IMAGE_SIZE,
+    MODEL_ARGS,
+    MODEL_SETTINGS,
+    PRESET,
+    RESIZE_TO,
+    hints_from,
+    permit_class,
+)
+from gmmvit_cli.options import AS_JSON, require_output_file, require_report, typed
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, Panel, listed
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.inference.precision import PRECISIONS
-from gmmvit_deploy.models.sources.hints import LoadHints, settings_from
+from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec
 from gmmvit_deploy.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.bundle.variants import VariantRecord
     from gmmvit_deploy.reports.pictures.attention_of_image import ImageAttention
@@ -48,13 +57,13 @@ def inspect(
         "Classify this image with the bundle's model, and draw the attention.",
         must_exist=True,
     ),
-    preset: Preset = None,
-    image_size: ImageSize = None,
-    resize_to: ResizeTo = None,
-    model: Architecture = None,
-    model_args: ModelArgs = None,
-    head: Head = None,
-    settings: Settings = None,
+    preset: str | None = PRESET,
+    image_size: int | None = IMAGE_SIZE,
+    resize_to: int | None = RESIZE_TO,
+    model: str | None = ARCHITECTURE,
+    model_args: Mapping[str, Any] | None = MODEL_ARGS,
+    head: str | None = HEAD,
+    settings: list[str] | None = MODEL_SETTINGS,
     classes: int | None = _WITHOUT_FILE.option("N", "Number of classes."),
     mask: MaskKind = _WITHOUT_FILE.option(
         "KIND",
@@ -75,7 +84,7 @@ def inspect(
         "without --image, only the masks to a picture (.png).",
     ),
     force: bool = OUTPUT.flag("--force/--no-force", "Replace the report if it exists."),
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Lists the tensors that the model does not use, and values that point to a problem, such as underflow in a mask.
     Without a checkpoint, describes the model that --preset, --classes and --image-size define, with 3 channels unless
@@ -86,15 +95,7 @@ def inspect(
     attention rollout, which is the share of each patch in the tokens that the classifier reads.
     """
     require_output_file(report, force=force)
-    hints = LoadHints(
-        preset=preset,
-        image_size=image_size,
-        resize_to=resize_to,
-        model=model,
-        model_args=model_args or {},
-        head=head,
-        **settings_from(settings or ()),
-    )
+    hints = hints_from(context.params)
     of_presets = typed(context, _WITHOUT_FILE)
     bundle = checkpoint if checkpoint is not None and (checkpoint / "manifest.json").is_file() else None
     if image is not None or bundle is not None:
@@ -127,16 +128,13 @@ def inspect(
 
             on_progress(Progress("read the checkpoint"))
             loaded = load_checkpoint(checkpoint, hints)
-            described = describe_checkpoint(loaded)
-            if report is not None:
-                from gmmvit_deploy.reports.pictures.drawings import drawings_of
+            if report is None:
+                described = describe_checkpoint(loaded)
+            else:
                 from gmmvit_deploy.reports.pictures.mask_report import write_report
 
                 on_progress(Progress("draw the report"))
-                drawings = drawings_of(loaded.model)
-                layers = write_report(loaded, report, force=force, described=described, drawings=drawings)
-                described |= {"report": str(report), "masks": [layer.to_json() for layer in layers]}
-                described |= drawings.to_json()
+                described = write_report(loaded, report, force=force)
     if as_json:
         print_json(described)
         return

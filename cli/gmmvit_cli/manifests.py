@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import typer
 
-from gmmvit_cli.options import DEFAULT_NAME, AsJson, Force, ModelName, require_output, typed
+from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME, require_output, typed
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import INPUT, TARGET, Panel, output_option
 from gmmvit_deploy.errors import InputError
@@ -57,7 +57,7 @@ def manifests(
         show_default=False,
     ),
     object_name: str = _CLUSTER.option("NAME", "Name of the objects in the cluster.", default="gmmvit"),
-    name: ModelName = DEFAULT_NAME,
+    name: str = MODEL_NAME,
     tuned: Path | None = INPUT.option(
         "FILE",
         "The file gmmvit_tuning.json of 'gmmvit tune': CPU, memory, instances and threads. Without it, you fill "
@@ -99,8 +99,8 @@ def manifests(
     image_column: str | None = _BULK.option(
         "NAME", "Column of Parquet files with the images, as in gmmvit classify.", show_default=False
     ),
-    force: Force = False,
-    as_json: AsJson = False,
+    force: bool = FORCE,
+    as_json: bool = AS_JSON,
 ) -> None:
     """The folder is a base for kustomize, with an object in each file. The command 'kubectl apply -k' applies it. No
     file holds a key or a certificate: the command lists the Secrets that you must create.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from gmmvit_cli.panels import MODEL
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.families import PRESETS
-from gmmvit_deploy.models.sources.hints import SETTINGS
+from gmmvit_deploy.models.sources.hints import SETTINGS, LoadHints, settings_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
@@ -38,86 +38,62 @@ def model_args_from(text: str) -> dict[str, Any]:
     return values
 
 
-ClassOfBundle = Annotated[
-    str | None, MODEL.option("FILE.py:CLASS", f"{_CLASS}this file to compute PyTorch's logits.", default=...)
-]
-ClassToConvert = Annotated[
-    str | None,
-    MODEL.option(
-        "FILE.py:CLASS",
-        f"{_CLASS}this file. Required if the bundle was exported with FILE.py:CLASS.",
-        default=...,
-    ),
-]
-Preset = Annotated[
-    str | None,
-    MODEL.option(
-        "NAME",
-        f"Named configuration: {', '.join(PRESETS)}. Supplies what the tensors of the checkpoint do not show: the "
-        "number of heads; for a DeepViT, also the scale adjustment and the transform scale; for an RMT, the image size "
-        "and the decomposed stages. The configuration must match the checkpoint.",
-        default=...,
-        names=tuple(PRESETS),
-    ),
-]
-ImageSize = Annotated[
-    int | None,
-    MODEL.option(
-        "PIXELS",
-        "Width and height of the images, which are square. Required if the checkpoint does not show the size.",
-        default=...,
-    ),
-]
-ResizeTo = Annotated[
-    int | None,
-    MODEL.option(
-        "PIXELS",
-        "Build the model for square images of another width and height than in training; only for models that timm "
-        "builds. Position embeddings and tables of relative position biases are resampled. The resized model is "
-        "another network, so measure the accuracy of the resized model.",
-        default=...,
-    ),
-]
-Architecture = Annotated[
-    str | None,
-    MODEL.option(
-        "NAME",
-        "Architecture of a model that timm builds, such as vit_tiny_patch16_224; or torchvision:VisionTransformer; or "
-        "FILE.py:CLASS, a class in a Python file of yours. With FILE.py:CLASS, gmmvit runs the file. Required for a "
-        "class of yours, and for a model of timm if the checkpoint names no architecture.",
-        default=...,
-    ),
-]
-ModelArgs = Annotated[
-    Mapping[str, Any] | None,
-    MODEL.option(
-        "JSON",
-        "Arguments with which the training code built the model, as a JSON object such as "
-        '{"patch_size": 4, "num_heads": 3}. These arguments replace the arguments of the same name in the checkpoint.',
-        default=...,
-        parser=model_args_from,
-    ),
-]
-Head = Annotated[
-    str | None,
-    MODEL.option(
-        "FILE",
-        "Checkpoint of a linear classifier, for a DINO or DINOv2 backbone without classifier.",
-        default=...,
-        must_exist=True,
-    ),
-]
-Settings = Annotated[
-    list[str] | None,
-    MODEL.option(
-        "NAME=VALUE",
-        f"A fact that the tensors of the checkpoint do not show, such as heads=3; may be repeated. {_MEANINGS}",
-        default=...,
-        name="--set",
-        autocompletion=_complete_settings,
-        show_default=False,
-    ),
-]
+CLASS_OF_BUNDLE = MODEL.option("FILE.py:CLASS", f"{_CLASS}this file to compute PyTorch's logits.")
+CLASS_TO_CONVERT = MODEL.option(
+    "FILE.py:CLASS",
+    f"{_CLASS}this file. Required if the bundle was exported with FILE.py:CLASS.",
+)
+PRESET = MODEL.option(
+    "NAME",
+    f"Named configuration: {', '.join(PRESETS)}. Supplies what the tensors of the checkpoint do not show: the "
+    "number of heads; for a DeepViT, also the scale adjustment and the transform scale; for an RMT, the image size "
+    "and the decomposed stages. The configuration must match the checkpoint.",
+    names=tuple(PRESETS),
+)
+IMAGE_SIZE = MODEL.option(
+    "PIXELS",
+    "Width and height of the images, which are square. Required if the checkpoint does not show the size.",
+)
+RESIZE_TO = MODEL.option(
+    "PIXELS",
+    "Build the model for square images of another width and height than in training; only for models that timm "
+    "builds. Position embeddings and tables of relative position biases are resampled. The resized model is "
+    "another network, so measure the accuracy of the resized model.",
+)
+ARCHITECTURE = MODEL.option(
+    "NAME",
+    "Architecture of a model that timm builds, such as vit_tiny_patch16_224; or torchvision:VisionTransformer; or "
+    "FILE.py:CLASS, a class in a Python file of yours. With FILE.py:CLASS, gmmvit runs the file. Required for a "
+    "class of yours, and for a model of timm if the checkpoint names no architecture.",
+)
+MODEL_ARGS = MODEL.option(
+    "JSON",
+    "Arguments with which the training code built the model, as a JSON object such as "
+    '{"patch_size": 4, "num_heads": 3}. These arguments replace the arguments of the same name in the checkpoint.',
+    parser=model_args_from,
+)
+HEAD = MODEL.option(
+    "FILE",
+    "Checkpoint of a linear classifier, for a DINO or DINOv2 backbone without classifier.",
+    must_exist=True,
+)
+MODEL_SETTINGS = MODEL.option(
+    "NAME=VALUE",
+    f"A fact that the tensors of the checkpoint do not show, such as heads=3; may be repeated. {_MEANINGS}",
+    name="--set",
+    autocompletion=_complete_settings,
+    show_default=False,
+)
+
+
+def hints_from(given: Mapping[str, Any], **more: Any) -> LoadHints:
+    """Return what the parameters of a command state about a checkpoint.  more: fields of `LoadHints`."""
+    return LoadHints(
+        **{name: given[name] for name in ("preset", "image_size", "resize_to", "model", "head")},
+        model_args=given["model_args"] or {},
+        **settings_from(given["settings"] or ()),
+        **more,
+    )
 
 
 def permit_class(bundle: Bundle, model: str | None) -> None:

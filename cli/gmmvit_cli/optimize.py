@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, get_args
 import typer
 
 from gmmvit_cli.commands import collect_garbage_rarely
-from gmmvit_cli.models import ClassToConvert, permit_class
-from gmmvit_cli.options import AsJson, ForceReport, Report, complete_data, require_report
+from gmmvit_cli.models import CLASS_TO_CONVERT, permit_class
+from gmmvit_cli.options import AS_JSON, FORCE_REPORT, REPORT, complete_data, require_report
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, Panel
 from gmmvit_cli.progress import progress
@@ -55,10 +55,10 @@ def optimize(
     batch: int | None = _GOAL.option(
         "N", "Number of images at a time to measure.", show_default="1 for latency, 16 for throughput"
     ),
-    model: ClassToConvert = None,
-    report: Report = None,
-    force: ForceReport = False,
-    as_json: AsJson = False,
+    model: str | None = CLASS_TO_CONVERT,
+    report: Path | None = REPORT,
+    force: bool = FORCE_REPORT,
+    as_json: bool = AS_JSON,
 ) -> None:
     """A bundle is the folder that gmmvit export writes. Every runtime and precision of this machine is tried: what the
     bundle lacks is converted, checked against PyTorch, held to the gate on the images of --data, and timed in turn. The

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
@@ -43,120 +43,78 @@ def checked_runner(names: Sequence[str]) -> Callable[[str], str]:
     return parse
 
 
-AsJson = Annotated[bool, GENERAL.flag("--json", "Print JSON on stdout.", default=...)]
-Force = Annotated[bool, OUTPUT.flag("--force", "Replace the output if it exists.", default=...)]
-ForceReport = Annotated[bool, OUTPUT.flag("--force", "Replace the report if it exists.", default=...)]
-Report = Annotated[Path | None, OUTPUT.option("FILE.html", "Write a self-contained HTML page with plots.", default=...)]
-Data = Annotated[
-    str | None,
-    INPUT.option(
-        "KIND:PATH",
-        f"Images: KIND:PATH, or only the word {KINDS[-1]} for scikit-learn's handwritten digits. KIND is "
-        f"{listed(KINDS[:-1])}; array is an .npz or .npy file; table is a .csv file with labels of 0 and 1. Append "
-        f"{_SPLITS} to choose the split (default: {SPLITS[0]}).",
-        default=...,
-        autocompletion=complete_data,
-    ),
-]
-Calibration = Annotated[
-    str | None,
-    PRECISION.option(
-        "DATA",
-        "Calibration images, required for fp8; without images, int8 is for OpenVINO on CPUs only. A folder, an .npz "
-        f"file, or KIND:PATH as in gmmvit parity --data, such as cifar10:PATH. Append {_SPLITS} to choose the split "
-        f"(default: {SPLITS[1]}).",
-        default=...,
-        autocompletion=complete_data,
-    ),
-]
-CalibrationImages = Annotated[int, PRECISION.option("N", "Maximum number of calibration images.", default=..., min=1)]
-ModelName = Annotated[str, TARGET.option("NAME", "Name of the model on the server.", default=...)]
-RequestPixels = Annotated[
-    int | None,
-    TARGET.option(
-        "N",
-        "Maximum number of pixels in the images of a request. The server counts the pixels from the images' headers, "
-        "and refuses a request with more pixels.",
-        default=...,
-        show_default=f"{DEFAULT_REQUEST_PIXELS}",
-    ),
-]
-RunnerOfGraphs = Annotated[
-    str | None,
-    MODEL.option(
-        "NAME[:PRECISION]",
-        "Runner of the network, and its precision (default: fp32), such as openvino+kernels:bf16; int8 may state its "
-        f"form, as in openvino:int8-static. NAME is {listed(_OF_GRAPHS)}. +kernels adds this project's CPU kernels "
-        "(compiled code for attention).",
-        default=...,
-        autocompletion=completion(_OF_GRAPHS),
-        parser=checked_runner(_OF_GRAPHS),
-        show_default="the choice of gmmvit optimize or gmmvit export for this machine",
-    ),
-]
-Tritonserver = Annotated[
-    Path | None,
-    TARGET.option(
-        "PROGRAM",
-        "Path of the tritonserver program to run.",
-        default=...,
-        must_exist=True,
-        show_default="from PATH, else from the nvidia-pytriton wheel",
-    ),
-]
-EngineFolder = Annotated[
-    Path | None,
-    INPUT.option(
-        "ENGINE", "Engine folder that gmmvit build wrote. Required to run TensorRT.", default=..., must_exist=True
-    ),
-]
-KeyFile = Annotated[
-    Path | None,
-    TARGET.option(
-        "FILE",
-        "File with the key for the server's gateway, alone on a line.",
-        default=...,
-        must_exist=True,
-        envvar="GMMVIT_KEY_FILE",
-        show_envvar=False,
-        show_default="the variable GMMVIT_KEY_FILE",
-    ),
-]
-Ca = Annotated[
-    Path | None,
-    TARGET.option(
-        "FILE",
-        "PEM file of the certificate authority to trust for grpcs:// and https://.",
-        default=...,
-        must_exist=True,
-        envvar="GMMVIT_CA",
-        show_envvar=False,
-        show_default="the variable GMMVIT_CA, else the public authorities",
-    ),
-]
-ServerRelease = Annotated[
-    str | None,
-    TARGET.option(
-        "RELEASE", "Release of NVIDIA's Triton container that will load the engine, such as 25.04.", default=...
-    ),
-]
-ServerUrl = Annotated[
-    str | None,
-    TARGET.option(
-        "URL",
-        "Running Triton server that will load the engine: grpc://HOST:PORT or http://HOST:PORT; with TLS, grpcs:// or "
-        "https://.",
-        default=...,
-    ),
-]
-ServerTensorRTVersion = Annotated[
-    str | None,
-    TARGET.option(
-        "VERSION",
-        "TensorRT version of the server, such as 10.9.0. Required if gmmvit does not know the server's release.",
-        default=...,
-    ),
-]
+AS_JSON = GENERAL.flag("--json", "Print JSON on stdout.")
+FORCE = OUTPUT.flag("--force", "Replace the output if it exists.")
+FORCE_REPORT = OUTPUT.flag("--force", "Replace the report if it exists.")
+REPORT = OUTPUT.option("FILE.html", "Write a self-contained HTML page with plots.")
+DATA = INPUT.option(
+    "KIND:PATH",
+    f"Images: KIND:PATH, or only the word {KINDS[-1]} for scikit-learn's handwritten digits. KIND is "
+    f"{listed(KINDS[:-1])}; array is an .npz or .npy file; table is a .csv file with labels of 0 and 1. Append "
+    f"{_SPLITS} to choose the split (default: {SPLITS[0]}).",
+    autocompletion=complete_data,
+)
+CALIBRATION = PRECISION.option(
+    "DATA",
+    "Calibration images, required for fp8; without images, int8 is for OpenVINO on CPUs only. A folder, an .npz "
+    f"file, or KIND:PATH as in gmmvit parity --data, such as cifar10:PATH. Append {_SPLITS} to choose the split "
+    f"(default: {SPLITS[1]}).",
+    autocompletion=complete_data,
+)
+CALIBRATION_IMAGES = PRECISION.option("N", "Maximum number of calibration images.", min=1, default=512)
+MODEL_NAME = TARGET.option("NAME", "Name of the model on the server.", default=DEFAULT_NAME)
+REQUEST_PIXELS = TARGET.option(
+    "N",
+    "Maximum number of pixels in the images of a request. The server counts the pixels from the images' headers, "
+    "and refuses a request with more pixels.",
+    show_default=f"{DEFAULT_REQUEST_PIXELS}",
+)
+RUNNER_OF_GRAPHS = MODEL.option(
+    "NAME[:PRECISION]",
+    "Runner of the network, and its precision (default: fp32), such as openvino+kernels:bf16; int8 may state its "
+    f"form, as in openvino:int8-static. NAME is {listed(_OF_GRAPHS)}. +kernels adds this project's CPU kernels "
+    "(compiled code for attention).",
+    autocompletion=completion(_OF_GRAPHS),
+    parser=checked_runner(_OF_GRAPHS),
+    show_default="the choice of gmmvit optimize or gmmvit export for this machine",
+)
+TRITONSERVER = TARGET.option(
+    "PROGRAM",
+    "Path of the tritonserver program to run.",
+    must_exist=True,
+    show_default="from PATH, else from the nvidia-pytriton wheel",
+)
+ENGINE_FOLDER = INPUT.option(
+    "ENGINE", "Engine folder that gmmvit build wrote. Required to run TensorRT.", must_exist=True
+)
+KEY_FILE = TARGET.option(
+    "FILE",
+    "File with the key for the server's gateway, alone on a line.",
+    must_exist=True,
+    envvar="GMMVIT_KEY_FILE",
+    show_envvar=False,
+    show_default="the variable GMMVIT_KEY_FILE",
+)
+CA = TARGET.option(
+    "FILE",
+    "PEM file of the certificate authority to trust for grpcs:// and https://.",
+    must_exist=True,
+    envvar="GMMVIT_CA",
+    show_envvar=False,
+    show_default="the variable GMMVIT_CA, else the public authorities",
+)
+SERVER_RELEASE = TARGET.option(
+    "RELEASE", "Release of NVIDIA's Triton container that will load the engine, such as 25.04."
+)
+SERVER_URL = TARGET.option(
+    "URL",
+    "Running Triton server that will load the engine: grpc://HOST:PORT or http://HOST:PORT; with TLS, grpcs:// or "
+    "https://.",
+)
+SERVER_TENSORRT_VERSION = TARGET.option(
+    "VERSION",
+    "TensorRT version of the server, such as 10.9.0. Required if gmmvit does not know the server's release.",
+)
 
 
 def require_output(path: Path, *, force: bool, instead: str = "") -> None:

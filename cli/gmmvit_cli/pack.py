@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 import typer
 
-from gmmvit_cli.options import DEFAULT_NAME, AsJson, Force, ModelName, RunnerOfGraphs, require_output
+from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME, RUNNER_OF_GRAPHS, require_output
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import INPUT, OUTPUT, listed, output_option
 
@@ -31,10 +31,10 @@ def pack(
         must_exist=True,
         show_default=False,
     ),
-    runner: RunnerOfGraphs = None,
-    name: ModelName = DEFAULT_NAME,
-    force: Force = False,
-    as_json: AsJson = False,
+    runner: str | None = RUNNER_OF_GRAPHS,
+    name: str = MODEL_NAME,
+    force: bool = FORCE,
+    as_json: bool = AS_JSON,
 ) -> None:
     """The folder holds a Dockerfile and the files, from which docker, podman or buildah build an image without a base.
     The label gmmvit.bundle.sha256 states the bundle; gmmvit.instances and gmmvit.threads, the cores that it uses.

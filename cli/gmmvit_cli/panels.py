@@ -22,8 +22,7 @@ def listed(names: Sequence[str]) -> str:
 class Panel:
     """A heading of the help: ``rich_help_panel`` of typer.  Its methods return typer's arguments and options.
 
-    The name of an option is that of its parameter unless ``name`` states it. In ``Annotated``, an option has the
-    default ``...`` here, and its own default in the signature of the command.  more: arguments of typer.
+    The name of an option is that of its parameter unless ``name`` states it.  more: arguments of typer.
     """
 
     title: str

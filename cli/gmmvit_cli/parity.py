@@ -7,25 +7,23 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import typer
 
 from gmmvit_cli.commands import collect_garbage_rarely
-from gmmvit_cli.models import ClassOfBundle
+from gmmvit_cli.models import CLASS_OF_BUNDLE
 from gmmvit_cli.options import (
-    DEFAULT_NAME,
-    AsJson,
-    Ca,
-    Data,
-    EngineFolder,
-    ForceReport,
-    KeyFile,
-    ModelName,
-    Report,
-    access_from,
+    AS_JSON,
+    CA,
+    DATA,
+    ENGINE_FOLDER,
+    FORCE_REPORT,
+    KEY_FILE,
+    MODEL_NAME,
+    REPORT,
     require_report,
 )
 from gmmvit_cli.output import note, print_error, print_json, print_table
 from gmmvit_cli.panels import GENERAL, INPUT, Panel
 from gmmvit_cli.progress import progress
-from gmmvit_cli.runners import PrecisionOfRunners, Urls, opened_runners, runner_option
-from gmmvit_deploy.inference.precision import SPECS
+from gmmvit_cli.runners import PRECISION_OF_RUNNERS, URLS, opened_runners, runner_option
+from gmmvit_deploy.inference.precision import SPECS, Precision
 
 if TYPE_CHECKING:
     from gmmvit_deploy.parity.report import ParityReport
@@ -47,8 +45,9 @@ def _print_schema(requested: bool) -> None:
 
 
 def parity(
+    context: typer.Context,
     bundle: Path = INPUT.argument("BUNDLE", "The bundle to check."),
-    data: Data = None,
+    data: str | None = DATA,
     limit: int | None = INPUT.option("N", "Maximum number of images, spread evenly over the data.", show_default="all"),
     on_broken: _OnBroken = INPUT.option(
         "ACTION",
@@ -60,13 +59,13 @@ def parity(
         "onnxruntime, openvino+kernels if available, and the choice of gmmvit optimize",
         "Runners to compare with PyTorch",
     ),
-    key_file: KeyFile = None,
-    ca: Ca = None,
-    precision: PrecisionOfRunners = "fp32",
-    engine: EngineFolder = None,
-    url: Urls = None,
-    served_name: ModelName = DEFAULT_NAME,
-    model: ClassOfBundle = None,
+    key_file: Path | None = KEY_FILE,
+    ca: Path | None = CA,
+    precision: Precision = PRECISION_OF_RUNNERS,
+    engine: Path | None = ENGINE_FOLDER,
+    url: list[str] | None = URLS,
+    served_name: str = MODEL_NAME,
+    model: str | None = CLASS_OF_BUNDLE,
     gate: float | None = _CHECKS.option(
         "FRACTION",
         "Minimum accuracy to pass, as a fraction of PyTorch's, in top-1 and, with more than five classes, top-5.",
@@ -100,9 +99,9 @@ def parity(
         "--localize",
         "Compare the output of every transformer block with PyTorch, and name the first block outside the tolerance.",
     ),
-    report: Report = None,
-    force: ForceReport = False,
-    as_json: AsJson = False,
+    report: Path | None = REPORT,
+    force: bool = FORCE_REPORT,
+    as_json: bool = AS_JSON,
     schema: bool = GENERAL.flag(
         "--schema", "Print the JSON schema of the --json output, and exit.", is_eager=True, callback=_print_schema
     ),
@@ -138,17 +137,7 @@ def parity(
             expected_accuracy=expect_accuracy,
             localize=localize,
         )
-        with opened_runners(
-            opened,
-            runner,
-            precision=precision,
-            engine=engine,
-            urls=url,
-            served_name=served_name,
-            model=model,
-            access=access_from(key_file, ca),
-            takes_other_bundle=True,
-        ) as (runners, skipped):
+        with opened_runners(opened, context.params, takes_other_bundle=True) as (runners, skipped):
             result = check_parity(opened, runners, options, skipped=skipped, on_progress=on_progress)
         result = with_choice(opened, result)
         if report is not None:

@@ -5,18 +5,17 @@ from pathlib import Path
 import typer
 
 from gmmvit_cli.options import (
-    DEFAULT_NAME,
-    AsJson,
-    Ca,
-    EngineFolder,
-    Force,
-    KeyFile,
-    ModelName,
-    RequestPixels,
-    RunnerOfGraphs,
-    ServerRelease,
-    ServerTensorRTVersion,
-    ServerUrl,
+    AS_JSON,
+    CA,
+    ENGINE_FOLDER,
+    FORCE,
+    KEY_FILE,
+    MODEL_NAME,
+    REQUEST_PIXELS,
+    RUNNER_OF_GRAPHS,
+    SERVER_RELEASE,
+    SERVER_TENSORRT_VERSION,
+    SERVER_URL,
     access_from,
     require_output,
     server_from,
@@ -35,7 +34,7 @@ _BACKEND, _BATCHING = Panel("Backend"), Panel("Batching and instances")
 
 def repository(
     bundle: Path = INPUT.argument("BUNDLE", "The bundle to serve."),
-    engine: EngineFolder = None,
+    engine: Path | None = ENGINE_FOLDER,
     backend: Backend | None = _BACKEND.option(
         "NAME",
         "Triton backend that runs the network. python: ONNX Runtime or OpenVINO in Triton's Python backend, which "
@@ -43,7 +42,7 @@ def repository(
         names=BACKENDS,
         show_default="python; onnxruntime for a --runner on a GPU",
     ),
-    runner: RunnerOfGraphs = None,
+    runner: str | None = RUNNER_OF_GRAPHS,
     max_queue_delay_us: int = _BATCHING.option(
         "US", "Longest time, in microseconds, that a request waits for more requests to fill the batch.", default=0
     ),
@@ -63,16 +62,16 @@ def repository(
     preprocess_threads: int = _BATCHING.option(
         "N", "Threads and processes that decode images; 0 means as many as there are cores.", default=0
     ),
-    request_pixels: RequestPixels = None,
-    name: ModelName = DEFAULT_NAME,
-    server_version: ServerRelease = None,
-    server: ServerUrl = None,
-    server_tensorrt: ServerTensorRTVersion = None,
-    key_file: KeyFile = None,
-    ca: Ca = None,
+    request_pixels: int | None = REQUEST_PIXELS,
+    name: str = MODEL_NAME,
+    server_version: str | None = SERVER_RELEASE,
+    server: str | None = SERVER_URL,
+    server_tensorrt: str | None = SERVER_TENSORRT_VERSION,
+    key_file: Path | None = KEY_FILE,
+    ca: Path | None = CA,
     out: Path = output_option("REPOSITORY", "Folder to write the repository to.", default=Path("model_repository")),
-    force: Force = False,
-    as_json: AsJson = False,
+    force: bool = FORCE,
+    as_json: bool = AS_JSON,
 ) -> None:
     """A bundle is the folder that gmmvit export writes. The repository holds the network, its preprocessing,
     and ensembles that answer encoded images, such as JPEG files, with logits or with labels.

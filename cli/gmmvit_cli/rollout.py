@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from gmmvit_cli.options import AsJson
+from gmmvit_cli.options import AS_JSON
 from gmmvit_cli.output import note, print_error, print_json
 from gmmvit_cli.panels import INPUT, OUTPUT, TARGET, Panel
 from gmmvit_deploy.errors import InputError, ServerError
@@ -35,7 +35,7 @@ def rollout(
     ),
     abort: bool = OUTPUT.flag("--abort", "End the running rollout; the old bundle is served."),
     status: bool = OUTPUT.flag("--status", "Print the served bundle, the previous bundle, and the step of a rollout."),
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """A service is a running 'gmmvit serve --gateway --state DIR'. It starts a second server with the new bundle
     beside the first. If the new server gives the reference outputs (the logits that are stored in its bundle), and the

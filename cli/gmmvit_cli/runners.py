@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from gmmvit_cli.models import permit_class
-from gmmvit_cli.options import URL_VARIABLE
+from gmmvit_cli.options import URL_VARIABLE, access_from
 from gmmvit_cli.output import note
 from gmmvit_cli.panels import Panel, completion, listed
-from gmmvit_deploy.inference.precision import PRECISIONS, Precision
+from gmmvit_deploy.inference.precision import PRECISIONS
 from gmmvit_deploy.precision_names import precision_from
 from gmmvit_deploy.runtimes.runners.names import RUNNERS, runner_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
-    from gmmvit_deploy.runtimes.programs.access import Access
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
 _RUNNERS = Panel("Runners")
@@ -44,50 +42,39 @@ def runner_option(default: str, purpose: str) -> Any:
     )
 
 
-PrecisionOfRunners = Annotated[
-    Precision,
-    _RUNNERS.option(
-        "NAME",
-        f"Precision of onnxruntime and openvino if --runner names no precision: {listed(PRECISIONS)}.",
-        default=...,
-        autocompletion=completion(PRECISIONS),
-        parser=precision_from,
-    ),
-]
-Urls = Annotated[
-    list[str] | None,
-    _RUNNERS.option(
-        "URL",
-        "Address of the Triton server for triton-grpc (grpc://HOST:PORT) or triton-http (http://HOST:PORT); with "
-        "TLS, grpcs:// or https://. May be repeated, once for each protocol.",
-        default=...,
-        show_default="the variable GMMVIT_URL, else grpc://localhost:8001, http://localhost:8000",
-    ),
-]
+PRECISION_OF_RUNNERS = _RUNNERS.option(
+    "NAME",
+    f"Precision of onnxruntime and openvino if --runner names no precision: {listed(PRECISIONS)}.",
+    autocompletion=completion(PRECISIONS),
+    parser=precision_from,
+    default="fp32",
+)
+URLS = _RUNNERS.option(
+    "URL",
+    "Address of the Triton server for triton-grpc (grpc://HOST:PORT) or triton-http (http://HOST:PORT); with "
+    "TLS, grpcs:// or https://. May be repeated, once for each protocol.",
+    show_default="the variable GMMVIT_URL, else grpc://localhost:8001, http://localhost:8000",
+)
 
 
 @contextmanager
 def opened_runners(
     bundle: Bundle,
-    names: Sequence[str] | None,
+    given: Mapping[str, Any],
     *,
-    precision: Precision,
-    engine: Path | None,
-    urls: Sequence[str] | None,
-    served_name: str,
-    model: str | None,
-    access: Access,
     first: Sequence[str] = (),
     timed: bool = False,
     takes_other_bundle: bool = False,
 ) -> Iterator[tuple[list[Runner], list[str]]]:
-    """Open the runners with these names, or else ``first``, the default runners and the one that ``gmmvit optimize``
+    """Open the runners of ``--runner``, or else ``first``, the default runners and the one that ``gmmvit optimize``
     chose on this kind of machine.  Yields (runners, why each other was left out).
 
+    given: the parameters of the command, with all options of runners.
     timed: True to take what ``gmmvit export`` found the fastest, where ``gmmvit optimize`` did not run, and to print
     why a faster runner is not taken.  takes_other_bundle: as in `open_runners`.
     """
-    permit_class(bundle, model)
+    permit_class(bundle, given["model"])
+    names, precision = given["runner"], given["precision"]
     from gmmvit_deploy.runtimes.runners.chosen import choose_runner
     from gmmvit_deploy.runtimes.runners.open import default_runners, open_runners
 
@@ -103,10 +90,10 @@ def opened_runners(
     with open_runners(
         names,
         bundle,
-        urls=urls or default_urls(names),
-        model=served_name,
-        access=access,
-        engine=engine,
+        urls=given["url"] or default_urls(names),
+        model=given["served_name"],
+        access=access_from(given["key_file"], given["ca"]),
+        engine=given["engine"],
         precision=precision,
         takes_other_bundle=takes_other_bundle,
     ) as runners:

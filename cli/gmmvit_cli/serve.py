@@ -7,27 +7,25 @@ from typing import Any
 import typer
 
 from gmmvit_cli.gateway import (
+    ALLOW_JSON,
     GATEWAY,
+    IN_FLIGHT,
+    INSECURE,
+    KEYS,
+    LISTEN,
     LOOPBACK,
-    AllowJson,
-    InFlight,
-    Insecure,
-    Keys,
-    Listen,
-    MaxBody,
-    QueueLimit,
-    QueueTimeout,
-    TlsCert,
-    TlsKey,
+    MAX_BODY,
+    QUEUE_LIMIT,
+    QUEUE_TIMEOUT,
+    TLS_CERT,
+    TLS_KEY,
     gateway_settings,
 )
-from gmmvit_cli.options import AsJson, RequestPixels, RunnerOfGraphs, Tritonserver, typed
+from gmmvit_cli.options import AS_JSON, REQUEST_PIXELS, RUNNER_OF_GRAPHS, TRITONSERVER, typed
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import INPUT, OUTPUT, TARGET
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.serving.front.options import DEFAULT_BODY_BYTES
-from gmmvit_deploy.serving.gateway.options import DEFAULT_QUEUE_LIMIT
 
 EXAMPLE = """gmmvit serve bundle
 gmmvit serve model_repository --http-port 0 --grpc-port 0 --log server.log
@@ -61,27 +59,27 @@ def serve(
         min=0,
         max=65535,
     ),
-    tritonserver: Tritonserver = None,
+    tritonserver: Path | None = TRITONSERVER,
     start_timeout: float = TARGET.option(
         "S", "Maximum time in seconds until all models are ready, at the start and at each restart.", default=120.0
     ),
-    runner: RunnerOfGraphs = None,
-    request_pixels: RequestPixels = None,
+    runner: str | None = RUNNER_OF_GRAPHS,
+    request_pixels: int | None = REQUEST_PIXELS,
     gateway: bool = GATEWAY.flag(
         "--gateway",
         "Run HAProxy in front of the server: keys, TLS, limits, and a queue. Needs --keys. HAProxy then listens "
         "on the ports for HTTP, gRPC and metrics.",
     ),
-    listen: Listen = None,
-    keys: Keys = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    insecure: Insecure = False,
-    max_body: MaxBody = DEFAULT_BODY_BYTES,
-    allow_json: AllowJson = 0,
-    in_flight: InFlight = None,
-    queue_limit: QueueLimit = DEFAULT_QUEUE_LIMIT,
-    queue_timeout: QueueTimeout = None,
+    listen: str | None = LISTEN,
+    keys: Path | None = KEYS,
+    tls_cert: Path | None = TLS_CERT,
+    tls_key: Path | None = TLS_KEY,
+    insecure: bool = INSECURE,
+    max_body: int = MAX_BODY,
+    allow_json: int = ALLOW_JSON,
+    in_flight: int | None = IN_FLIGHT,
+    queue_limit: int = QUEUE_LIMIT,
+    queue_timeout: int | None = QUEUE_TIMEOUT,
     access_log: Path | None = OUTPUT.option(
         "FILE", "File to which the gateway appends a line of JSON for each request.", show_default="stderr"
     ),
@@ -96,7 +94,7 @@ def serve(
         "rollouts go to stderr.",
         show_default="stderr",
     ),
-    as_json: AsJson = False,
+    as_json: bool = AS_JSON,
 ) -> None:
     """A bundle is the folder that the command 'gmmvit export' writes. A Triton model repository is the folder that the
     command 'gmmvit repository' writes. The command prints the

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import typer
 
 from gmmvit_cli.models import model_args_from
-from gmmvit_cli.options import AsJson, Force, complete_data, normalisation_from, require_output
+from gmmvit_cli.options import AS_JSON, FORCE, complete_data, normalisation_from, require_output
 from gmmvit_cli.output import print_json, print_table
 from gmmvit_cli.panels import INPUT, MODEL, OUTPUT, Panel, listed, output_option
 from gmmvit_cli.progress import progress
@@ -125,8 +125,8 @@ def train(
     resume: bool = OUTPUT.flag(
         "--resume", "Continue the run in FOLDER from its last checkpoint. Type the other options as for that run."
     ),
-    force: Force = False,
-    as_json: AsJson = False,
+    force: bool = FORCE,
+    as_json: bool = AS_JSON,
 ) -> None:
     """The folder gets checkpoint.pth, which gmmvit export reads without options; log.jsonl, with the loss, the learning
     rate and the accuracy; and the event files of TensorBoard. Requires the extra train. A killed run goes on with

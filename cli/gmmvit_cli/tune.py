@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import typer
 
-from gmmvit_cli.options import DEFAULT_NAME, AsJson, Force, ModelName, require_output
+from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME, require_output
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, Panel, completion, listed, output_option
 from gmmvit_cli.progress import progress
@@ -43,10 +43,10 @@ def tune(
     protocol: _Protocol = _SEARCH.option(
         "NAME", "Protocol of the measured requests: grpc or http.", default="grpc", names=get_args(_Protocol)
     ),
-    name: ModelName = DEFAULT_NAME,
+    name: str = MODEL_NAME,
     out: Path = output_option("REPOSITORY", "Folder to write the repository to.", default=Path("model_repository")),
-    force: Force = False,
-    as_json: AsJson = False,
+    force: bool = FORCE,
+    as_json: bool = AS_JSON,
 ) -> None:
     """A bundle is the folder that gmmvit export writes. For each combination of settings, the command starts a
     Triton server and measures the highest request rate within the latency limit. The command writes the combination

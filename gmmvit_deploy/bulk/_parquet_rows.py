@@ -105,26 +105,17 @@ def _content(fs: Any, path: str, value: Any) -> Callable[[], bytes]:
     if isinstance(value, dict):  # Hugging Face datasets: the bytes, or the path of a file
         value = value.get("bytes") if value.get("bytes") is not None else value.get("path")
     if isinstance(value, bytes):
-        return partial(_same, value)
+        return lambda: value
     if not isinstance(value, str):
         return _no_image
-    if (encoded := _from_base64(value)) is not None:
-        return partial(_same, encoded)
+    encoded = bytes_from_base64(value.encode("utf-8", "replace"))
+    if encoded is not None and HEAD.match(encoded):
+        return lambda: encoded
     if "://" in value:
         other, there = open_filesystem(value, option="the image")
         return read_range(other, there, 0, -1, whole=True)
     located = value if value.startswith("/") else f"{path[: path.rfind('/') + 1]}{value}"
     return partial(_linked, read_range(fs, located, 0, -1, whole=True), value)
-
-
-def _from_base64(text: str) -> bytes | None:
-    """Return the image in a text of base64 (`bytes_from_base64`); None for a path."""
-    data = bytes_from_base64(text.encode("utf-8", "replace"))
-    return data if data is not None and HEAD.match(data) else None
-
-
-def _same(value: bytes) -> bytes:
-    return value
 
 
 def _no_image() -> bytes:

@@ -57,7 +57,7 @@ class ShardProgram:
             contents, self._image, batch=self._plan.settings.batch, pool=self._pool, threads=self._threads
         )
         with self._storage.written(shard_name(shard.number)) as file:
-            writer = parquet.ParquetWriter(_Unclosed(file), self._schema)
+            writer = parquet.ParquetWriter(file, self._schema)
             waiting: list[Any] = []
             start = waiting_rows = 0
             for images in batches:
@@ -77,7 +77,7 @@ class ShardProgram:
         import pyarrow
 
         usable = [row for row, image in enumerate(images) if image.pixels is not None]
-        answers = self._answers(images) if usable else {}
+        answers = {name: rows[usable] for name, rows in self._answers(images).items()} if usable else {}
         columns: dict[str, Any] = {
             "id": [_text(entry.id) for entry in entries],
             "sha256": [image.sha256 for image in images],
@@ -85,11 +85,11 @@ class ShardProgram:
             "bundle_sha256": [self._plan.settings.bundle_sha256] * len(images),
         }
         for name in self._outputs:
-            columns[name] = _at(usable, answers.get(name), len(images))
+            columns[name] = _at(usable, answers.get(name, ()), len(images))
         if "logits" in self._outputs:
-            labels, probabilities = self._labels(answers["logits"][usable]) if usable else ([], [])
-            columns["label"] = _at(usable, labels, len(images), compact=True)
-            columns["probability"] = _at(usable, probabilities, len(images), compact=True)
+            labels, probabilities = self._labels(answers["logits"]) if usable else ([], [])
+            columns["label"] = _at(usable, labels, len(images))
+            columns["probability"] = _at(usable, probabilities, len(images))
         arrays = [pyarrow.array(columns[field.name], field.type) for field in self._schema]
         return pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema)
 
@@ -110,9 +110,7 @@ class ShardProgram:
         names = label_set.names or tuple(str(index) for index in range(logits.shape[1]))
         if label_set.task == "single-label":
             best = logits.argmax(-1)
-            return [names[index] for index in best], [
-                row[index] for row, index in zip(probabilities, best, strict=True)
-            ]
+            return [names[c] for c in best], [row[c] for row, c in zip(probabilities, best, strict=True)]
         present = [[c for c, limit in enumerate(label_set.thresholds) if row[c] >= limit] for row in probabilities]
         return (
             [[names[c] for c in chosen] for chosen in present],
@@ -120,50 +118,15 @@ class ShardProgram:
         )
 
 
-class _Unclosed:
-    """A file that its owner closes: pyarrow's writer closes what it gets, also after an error."""
-
-    closed = False
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def write(self, data: Any) -> int:
-        return int(self._file.write(data))
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def tell(self) -> int:
-        return int(self._file.tell())
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        """Leave the file open."""
-
-
 def _text(text: str) -> str:
     """Return text that Parquet can store: names of files need not be UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _at(usable: Sequence[int], values: Any, count: int, *, compact: bool = False) -> list[Any]:
-    """Return a value for each of ``count`` images: None for those that are not usable.
-
-    compact: True if ``values`` has a value for each usable image only.
-    """
-    row_values: list[Any] = [None] * count
-    for place, row in enumerate(usable):
-        row_values[row] = values[place if compact else row]
-    return row_values
+def _at(usable: Sequence[int], values: Any, count: int) -> list[Any]:
+    """Return a value for each of ``count`` images: that of a usable image, None for the others."""
+    of_rows = dict(zip(usable, values, strict=True))
+    return [of_rows.get(row) for row in range(count)]
 
 
 def _schema(bundle: Bundle) -> Any:

@@ -27,7 +27,8 @@ from gmmvit_deploy.files.writing import new_file
 JOB_FOLDER = "_job"
 """Readers of Parquet folders leave out names that begin with an underscore."""
 _CLAIMS = "claims"
-_PLAN_BYTE = 0
+_PLAN = -1
+"""The number that stands for the plan among those of the shards."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _HELD = (errno.EACCES, errno.EAGAIN)
 _BETWEEN_TRIES_S = 0.2
@@ -131,31 +132,10 @@ class Claims:
 
     def take(self, number: int) -> bool:
         """Claim shard ``number``.  Return False if another process holds the claim."""
-        return self._lock(number + 1)
-
-    def release(self, number: int) -> None:
-        self._unlock(number + 1)
-
-    @contextlib.contextmanager
-    def plan(self) -> Iterator[None]:
-        """Hold the claim on the plan during the block; wait for the process that holds it."""
-        while not self._lock(_PLAN_BYTE):
-            time.sleep(_BETWEEN_TRIES_S)
-        try:
-            yield
-        finally:
-            self._unlock(_PLAN_BYTE)
-
-    def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def _lock(self, byte: int) -> bool:
         if self._descriptor is None:
             return True
         try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number + 1)
         except OSError as exc:
             if exc.errno in _HELD:
                 return False
@@ -163,7 +143,22 @@ class Claims:
                 raise
         return True
 
-    def _unlock(self, byte: int) -> None:
+    def release(self, number: int) -> None:
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
-                fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, byte)
+                fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, number + 1)
+
+    @contextlib.contextmanager
+    def plan(self) -> Iterator[None]:
+        """Hold the claim on the plan during the block; wait for the process that holds it."""
+        while not self.take(_PLAN):
+            time.sleep(_BETWEEN_TRIES_S)
+        try:
+            yield
+        finally:
+            self.release(_PLAN)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -160,7 +160,12 @@ def classify_source(
     rate = _Rate(selected, missing, on_progress)
     if missing:
         try:
-            _launch(launcher, job, missing, workers or default_workers, rate.add)
+            if launcher == "ray":
+                from gmmvit_deploy.bulk._ray_tasks import classify_with_ray
+
+                classify_with_ray(job, missing, on_images=rate.add)
+            else:
+                classify_locally(job, missing, workers=workers or default_workers, on_images=rate.add)
         finally:
             storage.remove_leftovers()  # of workers that were ended while they wrote
     seconds = time.monotonic() - started
@@ -190,17 +195,6 @@ def _write_report(storage: Storage, plan: Plan, bundle: Bundle, job: Job, calibr
     html = page_of(report_of(storage, plan, reference), plan, name=bundle.path.name)
     with storage.written(REPORT) as file:
         file.write(html.encode())
-
-
-def _launch(
-    launcher: Launcher, job: Job, shards: Sequence[ShardRecord], workers: int, on_images: Callable[[int], None]
-) -> None:
-    if launcher == "ray":
-        from gmmvit_deploy.bulk._ray_tasks import classify_with_ray
-
-        classify_with_ray(job, shards, on_images=on_images)
-    else:
-        classify_locally(job, shards, workers=workers, on_images=on_images)
 
 
 class _Rate:

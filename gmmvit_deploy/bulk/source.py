@@ -245,11 +245,7 @@ def _files(fs: Any, root: str, infos: dict[str, Any]) -> list[SourceFile]:
 
 
 def _tar_members(fs: Any, path: str) -> Iterator[tuple[str, int | None, int]]:
-    """Yield (name, offset of the first byte, size in bytes) of each file in a tar archive, in its order.
-
-    The offset of a file that is not an image is None.
-    Errors: InputError when the archive is damaged, or when two images have the same name.
-    """
+    """Yield (name, offset of the first byte, size in bytes) of each file; the offset is None if it is no image."""
     seen: set[str] = set()
     try:
         with fs.open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:

@@ -1,4 +1,4 @@
-"""Sources for the tests of classification in bulk: the same images in folders, archives and tables."""
+"""Sources and plans for the tests of classification in bulk: the same images in folders, archives and tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 from PIL import Image
+
+from gmmvit_deploy.bulk._plan import Plan, Settings, settled_plan
+from gmmvit_deploy.bulk._storage import Claims, Storage
+from gmmvit_deploy.bulk.source import Source
 
 
 def encoded(seed: int, file_format: str, side: int = 20) -> bytes:
@@ -87,3 +91,14 @@ def write_parquet(path: Path, column: list[object], kind: pa.DataType, *, group:
     table = pa.table({"image": pa.array(column, kind), "label": [f"class {n}" for n in range(len(column))]})
     parquet.write_table(table, path, row_group_size=group)
     return path
+
+
+def settled(source: Source, folder: str, settings: Settings) -> tuple[Plan, Storage]:
+    """Return the plan of a job's folder, new or existing, and the folder."""
+    storage = Storage(folder)
+    storage.prepare()
+    claims = Claims(storage)
+    try:
+        return settled_plan(storage, claims, source, settings), storage
+    finally:
+        claims.close()

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from gmmvit_deploy.bulk._plan import read_plan
-from gmmvit_deploy.bulk._report import reference_of, report_of
+from gmmvit_deploy.bulk._report import BulkReport, Reference, reference_of, report_of
 from gmmvit_deploy.bulk._storage import Storage
 from gmmvit_deploy.bulk.run import REPORT, classify_source
 from gmmvit_deploy.bundle.artifacts import Bundle
@@ -53,13 +53,16 @@ def golden_count(bundle: Bundle) -> int:
     return len(golden.inputs) + len(golden.images)
 
 
-def test_numbers_are_those_of_the_rows(results: Path, bundle: Bundle) -> None:
+def read_report(results: Path, reference: Reference) -> BulkReport:
     storage = Storage(str(results / "to"))
     plan = read_plan(storage)
     assert plan is not None
-    runner = OnnxRuntimeRunner(bundle)
-    reference = reference_of(bundle, runner, open_images(bundle, str(results / "usual"), limit=60))
-    report = report_of(storage, plan, reference)
+    return report_of(storage, plan, reference)
+
+
+def test_numbers_are_those_of_the_rows(results: Path, bundle: Bundle) -> None:
+    reference = reference_of(bundle, OnnxRuntimeRunner(bundle), open_images(bundle, str(results / "usual"), limit=60))
+    report = read_report(results, reference)
     rows = parquet.read_table(results / "to").to_pylist()
     good = [row for row in rows if row["error"] is None]
     assert (report.images, report.broken, report.duplicates) == (36, 1, 3)
@@ -70,13 +73,11 @@ def test_numbers_are_those_of_the_rows(results: Path, bundle: Bundle) -> None:
     assert report.errors == {"the file is not a JPEG, PNG, WEBP or BMP image": (1, "1/0007.png")}
     assert report.most_repeated == [["0/0004.png", "copies/0.png", "copies/1.png", "copies/2.png"]]
     assert (reference.golden, reference.calibration, reference.output) == (golden_count(bundle), 60, "logits")
-    assert report.unusual == sum(distance > reference.limit for distance, _, _ in report.most_unusual)
-    assert {name for distance, name, _ in report.most_unusual if distance > reference.limit} == {
-        f"odd/{n}.png" for n in range(3)
-    }
-    assert [distance for distance, _, _ in report.most_unusual] == sorted(
-        (distance for distance, _, _ in report.most_unusual), reverse=True
-    )
+    distances = [distance for distance, _, _ in report.most_unusual]
+    assert distances == sorted(distances, reverse=True)
+    unusual = {name for distance, name, _ in report.most_unusual if distance > reference.limit}
+    assert unusual == {f"odd/{n}.png" for n in range(3)}
+    assert report.unusual == len(unusual)
 
 
 def test_distances_are_those_to_the_nearest_reference(results: Path, bundle: Bundle) -> None:
@@ -87,10 +88,7 @@ def test_distances_are_those_to_the_nearest_reference(results: Path, bundle: Bun
     reference = reference_of(bundle, OnnxRuntimeRunner(bundle), None)
     others = [min(np.linalg.norm(a - b) for k, b in enumerate(unit) if k != n) for n, a in enumerate(unit)]
     assert reference.limit == pytest.approx(max(others), abs=1e-9)
-    storage = Storage(str(results / "to"))
-    plan = read_plan(storage)
-    assert plan is not None
-    report = report_of(storage, plan, reference)
+    report = read_report(results, reference)
     distance, name, label = report.most_unusual[0]
     row = next(row for row in parquet.read_table(results / "to").to_pylist() if row["id"] == name)
     answer = np.array(row["logits"]) - np.mean(row["logits"])

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,10 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from tests.bulk.sources import MIXED, OTHERS, images, write_folder, write_tar
+from tests.cli.terminal import Gmmvit, done
 from tests.pages import require_readable_page
 from tests.waiting import wait_until
 
-Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
 COUNT, BROKEN, SHARD = 240, 101, 16
 FILES = images(COUNT, broken=BROKEN)
 
@@ -94,8 +93,7 @@ def test_rows_are_those_of_the_network(quiet: dict[str, bytes], bundle: Bundle, 
 def test_command_line(quiet: dict[str, bytes], source: Path, bundle: Bundle, gmmvit: Gmmvit, tmp_path: Path) -> None:
     """Two workers, then again with nothing to do, then with a change that is refused."""
     words = command(bundle, source, tmp_path / "to")[3:]
-    answer = gmmvit(*words, "--workers", 2)
-    assert answer.returncode == 0, answer.stderr
+    done(gmmvit(*words, "--workers", 2))
     assert shards_in(tmp_path / "to") == quiet
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "to").glob("shard-*")}
     words.remove("--accept-broken")
@@ -116,18 +114,17 @@ def test_every_image_has_an_answer_and_other_files_are_named(bundle: Bundle, gmm
     write_folder(tmp_path / "mixed", usable | OTHERS)
     words = command(bundle, tmp_path / "mixed", tmp_path / "to", "--workers", "1", "--json")[3:]
     words.remove("--accept-broken")
-    answer = gmmvit(*words)
-    assert answer.returncode == 0, answer.stderr
+    answer = done(gmmvit(*words))
     rows = parquet.read_table(tmp_path / "to").to_pylist()
     assert {row["id"]: row["error"] for row in rows} == dict.fromkeys(usable)
-    result = json.loads(answer.stdout)
+    result = json.loads(answer.out)
     assert (result["images"], result["errors"]) == (len(usable), 0)
     assert result["left_out"][0] == {"kind": ".txt", "files": 2, "first": "a.txt"}
     left_out = (
         "6 files were left out: 2 .txt (a.txt, …), 2 without a suffix (.DS_Store, …), 1 ._* (._a.PNG), "
         "1 .db (Thumbs.db)"
     )
-    assert left_out in answer.stderr
+    assert left_out in answer.err
     assert left_out in require_readable_page((tmp_path / "to" / REPORT).read_text(encoding="utf-8")).text
 
 
@@ -182,6 +179,7 @@ def test_two_runs_of_which_one_is_killed(quiet: dict[str, bytes], source: Path, 
     wait_until(lambda: subprocess.run(left, capture_output=True).returncode == 1, "the end of the worker", poll_s=0.1)
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_killed_is_reported(source: Path, bundle: Bundle, tmp_path: Path) -> None:
     killed = []
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from gmmvit_deploy.bulk._plan import Plan, settled_plan, shard_name
+from gmmvit_deploy.bulk._plan import Plan, shard_name
 from gmmvit_deploy.bulk._shard import count_of_shard
 from gmmvit_deploy.bulk._storage import Claims, Storage
 from gmmvit_deploy.bulk.job import Job, OpenJob, require_bulk_runner, settings_of
@@ -20,7 +20,7 @@ from gmmvit_deploy.bulk.source import open_source
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
-from tests.bulk.sources import images, write_folder
+from tests.bulk.sources import images, settled, write_folder
 from tests.conftest import cifar_options, golden
 
 FILES = images(12, broken=5)
@@ -36,13 +36,7 @@ def planned(bundle: Bundle, source: Path, folder: str) -> tuple[Job, Plan, Stora
         shard_images=6,
         decode_threads=1,
     )
-    storage = Storage(folder)
-    storage.prepare()
-    claims = Claims(storage)
-    try:
-        return job, settled_plan(storage, claims, job.source, settings_of(job, bundle)), storage
-    finally:
-        claims.close()
+    return job, *settled(job.source, folder, settings_of(job, bundle))
 
 
 def rows(storage: Storage, plan: Plan) -> list[dict[str, Any]]:

@@ -51,13 +51,17 @@ def test_folder_in_the_order_of_the_paths(tmp_path: Path) -> None:
     assert read["1/0003.png"] == FILES["1/0003.png"]
 
 
+def write_as(kind: str, folder: Path, files: dict[str, bytes]) -> None:
+    if kind == "folder":
+        write_folder(folder, files)
+    else:
+        write_members(folder / "x.tar", files)
+
+
 @pytest.mark.parametrize("kind", ["folder", "tar"])
 def test_images_are_known_by_their_first_bytes(kind: str, tmp_path: Path) -> None:
     files = {f"x/{name}": data for name, data in {**MIXED, **OTHERS}.items()}
-    if kind == "folder":
-        write_folder(tmp_path, files)
-    else:
-        write_members(tmp_path / "x.tar", files)
+    write_as(kind, tmp_path, files)
     source, left_out = open_source(str(tmp_path)), LeftOut()
     prefix = "" if kind == "folder" else "x.tar/"
     assert {entry.id for _, entry in source.entries(left_out)} == {f"{prefix}x/{name}" for name in MIXED}
@@ -72,10 +76,7 @@ def test_images_are_known_by_their_first_bytes(kind: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", ["folder", "tar"])
 def test_images_in_hidden_folders_are_left_out(kind: str, tmp_path: Path) -> None:
     files = {"./a/.thumbnails/x.png": png(1), "__MACOSX/x.png": png(2), "./a/x.png": png(3), ".x.png": png(4)}
-    if kind == "folder":
-        write_folder(tmp_path / ".data", files)
-    else:
-        write_members(tmp_path / ".data" / "x.tar", files)
+    write_as(kind, tmp_path / ".data", files)
     source, left_out = open_source(str(tmp_path / ".data")), LeftOut()
     assert {entry.id.rpartition("./")[2].removeprefix("x.tar/") for _, entry in source.entries(left_out)} == {
         "a/x.png",
@@ -275,8 +276,8 @@ def test_a_file_that_is_too_large_or_may_not_be_read_is_unreadable(tmp_path: Pat
         next(source.contents("", entries))()
 
 
-def refusals(folder: Path) -> dict[str, tuple[str, str]]:
-    """Return name → (source, expected message)."""
+def refusals(folder: Path) -> dict[str, str]:
+    """Return source → expected message."""
     write_folder(folder / "mixed", {"a.png": png(1)})
     write_tar(folder / "mixed" / "a.tar", FILES)
     packed = write_tar(folder / "packed" / "a.tar", FILES)
@@ -288,27 +289,23 @@ def refusals(folder: Path) -> dict[str, tuple[str, str]]:
     write_tar(folder / "twice" / "a.tar", {"x.png": png(2)}, mode="a")
     write_parquet(folder / "labels" / "a.parquet", ["x"], pa.string())
     return {
-        "mixed": ("mixed", "single kind, got 1 of kind folder, 1 of kind tar"),
-        "compressed": ("packed", "a.tar.gz: a compressed archive"),
-        "empty": ("empty", r"expected image files, .* got none; 1 file was left out: 1 \.txt \(a\.txt\)"),
-        "nowhere": ("nowhere", "no such file or folder"),
-        "damaged": ("damaged", "a.tar: expected a tar archive"),
-        "no table": ("text", "a.parquet: expected a Parquet file"),
-        "names twice": ("twice", "x.png occurs more than once"),
-        "no column of bytes": ("labels", r"exactly one column of image bytes, got the columns image \(string\)"),
-        "protocol": ("ftp9://x", "ftp9"),
-        "archives of WebDataset": ("twice/a.tar::packed/a.tar", "expected a single folder, file or .*, got 2 archives"),
+        "mixed": "single kind, got 1 of kind folder, 1 of kind tar",
+        "packed": "a.tar.gz: a compressed archive",
+        "empty": r"expected image files, .* got none; 1 file was left out: 1 \.txt \(a\.txt\)",
+        "nowhere": "no such file or folder",
+        "damaged": "a.tar: expected a tar archive",
+        "text": "a.parquet: expected a Parquet file",
+        "twice": "x.png occurs more than once",
+        "labels": r"exactly one column of image bytes, got the columns image \(string\)",
+        "ftp9://x": "ftp9",
+        "twice/a.tar::packed/a.tar": "expected a single folder, file or .*, got 2 archives",
     }
 
 
-def listed(url: str) -> list[tuple[str, Entry]]:
-    return list(open_source(url).entries())
-
-
 def test_refused_sources_are_named(tmp_path: Path) -> None:
-    for source, message in refusals(tmp_path).values():
+    for source, message in refusals(tmp_path).items():
         with pytest.raises(InputError, match=message):
-            listed(source if "://" in source else str(tmp_path / source))
+            list(open_source(source if "://" in source else str(tmp_path / source)).entries())
     with pytest.raises(InputError, match="expected a column 'none' of image bytes or paths"):
         open_source(str(tmp_path / "labels"), column="none")
     with pytest.raises(InputError, match="--image-column is for Parquet"):

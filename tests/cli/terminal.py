@@ -7,6 +7,7 @@ import io
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,9 @@ import pytest
 
 from gmmvit_cli.main import main
 from gmmvit_cli.progress import LINE_MARK
+
+Gmmvit = Callable[..., "subprocess.CompletedProcess[str]"]
+"""The fixture ``gmmvit``."""
 
 
 class Answer(NamedTuple):
@@ -40,6 +44,14 @@ def gmmvit_here(*arguments: str | Path, columns: int = 80) -> Answer:
 def without_progress(stderr: str) -> str:
     """Return stderr without the lines of progress, whose number depends on how fast the machine is."""
     return "".join(line for line in stderr.splitlines(keepends=True) if not line.startswith(LINE_MARK))
+
+
+def done(answer: Answer | subprocess.CompletedProcess[str]) -> Answer:
+    """Require the status 0; return status, stdout and stderr."""
+    if not isinstance(answer, Answer):
+        answer = Answer(answer.returncode, answer.stdout, answer.stderr)
+    assert answer.status == 0, answer
+    return answer
 
 
 def refused(answer: Answer | subprocess.CompletedProcess[str], *message: str, status: int = 1) -> tuple[str, str]:

@@ -30,7 +30,6 @@ def completions(command: str, option: str, incomplete: str = "") -> list[str]:
         ("bench", "--precision", PRECISIONS),
         ("export", "--dataset", DATASETS),
         ("export", "--preset", PRESETS),
-        ("inspect", "--preset", PRESETS),
     ],
 )
 def test_names(command: str, option: str, names: list[str]) -> None:

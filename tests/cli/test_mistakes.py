@@ -34,7 +34,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("convert nowhere", "gmmvit convert: Missing option", "for example: gmmvit convert "),
         ("pack a b", "gmmvit pack: ", "type gmmvit pack --help"),
         ("bench --rounds many", "--rounds: expected a valid integer, got 'many'", "type gmmvit bench --help"),
-        ("bench --seconds=many", "--seconds: expected a valid ", "type gmmvit bench --help"),
         ("classify --top 3 --top 0", "--top: expected a number ", "type gmmvit classify --help"),
     ],
 )
@@ -105,10 +104,8 @@ def test_an_output_that_exists_is_kept(command: str, tmp_path: Path) -> None:
     assert [(path.name, path.read_text()) for path in tmp_path.rglob("*")] == [("taken.html", "precious")]
 
 
-@pytest.mark.parametrize("setting", ["channels=9", "heads=0"])
-def test_the_hint_of_a_wrong_value_names_no_other_option(setting: str) -> None:
-    answer = gmmvit_here("export", "nowhere", "-o", "new", "--set", setting)
-    _, hint = refused(answer, f"--set {setting.split('=')[0]}")
+def test_the_hint_of_a_wrong_value_names_no_other_option() -> None:
+    _, hint = refused(gmmvit_here("export", "nowhere", "-o", "new", "--set", "heads=0"), "--set heads")
     assert hint == "type gmmvit export --help to read what each option means"
 
 
@@ -118,30 +115,17 @@ def test_the_hint_of_a_wrong_value_names_no_other_option(setting: str) -> None:
         (("--precision", "int8,fp8"), "fp8 needs calibration images"),
         (("--precision", "fp16", "--calibration", "photos"), "fp16 needs no calibration"),
         (("--precision", "int8", "--calibration", "photos"), "photos: no such file or folder"),
-        (("--precision", "int8", "--calibration", "x.npz"), "x.npz: no such file"),
-        (("--precision", "int8", "--calibration", "cifar10:x"), "x: no such file or folder"),
         (("--precision", "int8", "--calibration", "cifar10"), "expected a path after cifar10:"),
         (("--precision", "int8", "--calibration", "digits#some"), "split 'some' is not known"),
+        (("--precision", "fp16", "--snr-db", "25"), "--snr-db is for int8 with calibration images"),
+        (("--precision", "int8", "--calibration", "digits", "--keep-decisions", "1"), "expected a share below 1"),
     ],
     ids=str,
 )
-def test_a_calibration_that_cannot_work_is_refused_before_anything_is_read(
+def test_a_calibration_or_gate_that_cannot_work_is_refused_before_anything_is_read(
     arguments: tuple[str, ...], message: str
 ) -> None:
     refused(gmmvit_here("convert", "nowhere", *arguments), message)  # not that the input does not exist
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--precision", "fp16", "--snr-db", "25"), "--snr-db is for int8 with calibration images"),
-        (("--precision", "int8", "--calibration", "digits", "--keep-decisions", "1"), "expected a share below 1"),
-        (("--precision", "int8", "--calibration", "digits", "--accuracy", "99"), "expected a share below 1"),
-    ],
-    ids=str,
-)
-def test_a_gate_that_cannot_work_is_refused_before_anything_is_read(arguments: tuple[str, ...], message: str) -> None:
-    refused(gmmvit_here("convert", "nowhere", *arguments), message)
 
 
 @pytest.mark.parametrize("kind", ["pixels", "tensor"])

@@ -46,27 +46,10 @@ def test_the_help_names_the_families_with_a_default_resize_rule() -> None:
     assert f"otherwise stretch-bilinear for the families {', '.join(stretched[:-1])} or {stretched[-1]}." in text
 
 
-RMT_TYPED, SCALES_TYPED = " ".join(RMT), " ".join(SCALES)
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message", "hint"),
     [
         ("spt_swin", "--set heads=7", "--set heads=7, but", "omit --set heads, or type --set heads=2$"),
-        ("rmt_2023", f"{RMT_TYPED} --set heads=7", "--set heads=7, but", "omit --set heads, or type --set heads=1$"),
-        (
-            "deepvit_cnn_scaled",
-            f"{SCALES_TYPED} --set heads=7",
-            "--set heads=7, but",
-            "omit --set heads, or type --set heads=3$",
-        ),
-        ("sl_cait", "--set heads=7", "--set heads=7, but", "omit --set heads, or type --set heads=3$"),
-        (
-            "vp_deepvit",
-            "--set pool=cls --set heads=7",
-            "--set heads=7, but",
-            "omit --set heads, or type --set heads=4$",
-        ),
         (
             "vit_plain",
             "--preset vit --set heads=3",
@@ -74,12 +57,8 @@ RMT_TYPED, SCALES_TYPED = " ".join(RMT), " ".join(SCALES)
             "omit --set heads to take the 12 heads of the preset, or omit --preset vit$",
         ),
         ("rmt_2023", "--image-size 64 --preset RMT_S_2023", "preset", ".*omit --preset RMT_S_2023"),
-        ("deepvit_cnn_scaled", "--preset deepvit_S", "preset", ".*omit --preset deepvit_S"),
-        ("sl_cait", "--preset cait", "preset", ".*omit --preset cait"),
-        ("spt_swin", "--preset swin", "preset", ".*omit --preset swin"),
-        ("eanet_transfer", "--preset T2t_vit_7", "preset", ".*omit --preset T2t_vit_7"),
         ("vp_vit", "--preset vit", "", "omit --preset, .* vit_pytorch has no presets;.*type --set heads=N$"),
-        ("rmt_2023", f"{RMT_TYPED} --preset vit", "", "omit --preset, or type a preset of the family rmt: RMT_"),
+        ("rmt_2023", f"{' '.join(RMT)} --preset vit", "", "omit --preset, or type a preset of the family rmt: RMT_"),
         # A value of the training is named, and no answer is given to copy.
         ("rmt_2023", "", "", "type --image-size N and --set decomposed_stages=LIST with the values of the training;"),
         ("vp_simple_vit", "--set heads=2", "", "type --image-size N with the values of the training; for example,"),
@@ -109,8 +88,3 @@ def test_a_bundle_without_normalisation_names_resize() -> None:
     with pytest.raises(InputError, match="the normalisation of the images is unknown") as caught:
         image.tensor_from_pixels(np.zeros((1, 4, 4, 3), np.uint8))
     assert "--mean and --std; also with --resize if gmmvit export asks" in caught.value.hint
-
-
-def test_the_command_without_the_wrong_option() -> None:
-    answer = gmmvit_here("inspect", golden("rmt_2023").path, *RMT)
-    assert answer.status == 0, answer.err

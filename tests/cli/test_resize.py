@@ -1,21 +1,17 @@
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import open_bundle
-from tests.cli.terminal import gmmvit_here, refused
+from tests.cli.terminal import Gmmvit, done, gmmvit_here, refused
 from tests.export.test_channels import SPEC, saved_checkpoint
 from tests.inference.test_preprocess import encoded, photo
 from tests.inference.test_timm_preprocess import by_timm
 
 pytestmark = pytest.mark.integration
-
-Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +24,7 @@ def test_a_bundle_with_a_crop(gmmvit: Gmmvit, checkpoint: Path, tmp_path: Path) 
     bundle_path = tmp_path / "bundle"
     options = ("--mean", "0.5,0.4,0.3", "--std", "0.2,0.2,0.2", "--labels", "a,b,c,d,e", "--max-batch", "2")
     crop = ("--resize", "center-bicubic", "--crop-pct", "0.9")
-    answer = gmmvit("export", checkpoint, "-o", bundle_path, *options, *crop)
-    assert answer.returncode == 0, answer.stderr
+    done(gmmvit("export", checkpoint, "-o", bundle_path, *options, *crop))
     image = open_bundle(bundle_path).manifest.image
     assert image.resize_text == "center-bicubic, crop_pct 0.9"
     np.testing.assert_array_equal(
@@ -46,9 +41,6 @@ def test_a_bundle_with_a_crop(gmmvit: Gmmvit, checkpoint: Path, tmp_path: Path) 
             "center-bilinear, shortest-bilinear, squash-bilinear or border-bilinear for a rule that crops",
         ),
         (("--crop-pct", "0", "--resize", "center-bicubic"), "--crop-pct: expected a number above 0 and at most 1", ""),
-        (("--crop-pct", "1.15", "--resize", "center-bicubic"), "at most 1, got 1.15", ""),
-        (("--crop-pct", "nan", "--resize", "center-bicubic"), "--crop-pct: expected a number, got nan", ""),
-        (("--resize", "center-lanczos"), "--resize: expected stretch-bilinear, ", ""),
         (("--resize", "border-bicubic"), "the resize rule border-bicubic needs the mean of each channel", "--mean"),
     ],
 )

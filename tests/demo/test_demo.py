@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
-from gmmvit_cli.main import app
 from gmmvit_cli.progress import LINE_MARK
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.demo.models import DIGITS_SPEC, OwnModel
 from gmmvit_deploy.demo.run import run_demo
-from gmmvit_deploy.errors import GmmvitError, OutputError
+from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.inference.int8_products import int8_saturates
@@ -31,6 +29,7 @@ from gmmvit_deploy.runtimes.engines.card import open_engine
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner
 from gmmvit_deploy.runtimes.runners.open import default_runners, open_runner
+from tests.cli.terminal import done, gmmvit_here
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(900)]  # a test waits for the whole demo
 
@@ -90,6 +89,14 @@ def test_accuracy_is_the_same_number_from_pytorch_to_the_live_server(demo: Demo)
     assert min(demo.top1.values()) >= 0.95
 
 
+def calibrated(demo: Demo, folder: Path, images: str) -> Bundle:
+    """Return a copy of the demo's bundle with int8 graphs, calibrated on 256 images."""
+    shutil.copytree(demo.bundle.path, folder / "bundle")
+    bundle = open_bundle(folder / "bundle")
+    variant_from_bundle(bundle, "int8", calibration=open_images(bundle, images, limit=256))
+    return bundle
+
+
 def judged(bundle: Bundle, precision: Precision, data: str, **options: Any) -> ParityReport:
     with open_runner("onnxruntime", bundle, precision=precision) as runner:
         return check_parity(bundle, [runner], ParityOptions(data=open_data(data), **options))
@@ -109,10 +116,7 @@ def test_fp16_on_held_out_digits(demo: Demo) -> None:
 
 @pytest.mark.skipif(bool(int8_saturates()), reason=int8_saturates())
 def test_int8_on_held_out_digits(demo: Demo, tmp_path: Path) -> None:
-    shutil.copytree(demo.bundle.path, tmp_path / "bundle")
-    bundle = open_bundle(tmp_path / "bundle")
-    variant_from_bundle(bundle, "int8", calibration=open_images(bundle, "digits#train", limit=256))
-    report = judged(bundle, "int8", "digits", gate=0.98)
+    report = judged(calibrated(demo, tmp_path, "digits#train"), "int8", "digits", gate=0.98)
     assert report.passed, report.failures()
     low, high = report.runners[0].check("accuracy").details["top1"]["interval"]
     assert low < 0 < high
@@ -122,12 +126,9 @@ def test_int8_on_held_out_digits(demo: Demo, tmp_path: Path) -> None:
 
 
 def test_int8_calibrated_on_noise_is_caught(demo: Demo, tmp_path: Path) -> None:
-    shutil.copytree(demo.bundle.path, tmp_path / "bundle")
-    bundle = open_bundle(tmp_path / "bundle")
     noise = np.random.default_rng(0).integers(0, 256, (256, 32, 32, 3), dtype=np.uint8)
     np.savez(tmp_path / "noise.npz", images=noise)
-    variant_from_bundle(bundle, "int8", calibration=open_images(bundle, str(tmp_path / "noise.npz"), limit=256))
-    report = judged(bundle, "int8", "digits")
+    report = judged(calibrated(demo, tmp_path, str(tmp_path / "noise.npz")), "int8", "digits")
     calibration = report.runners[0].check("calibration")
     assert calibration.verdict == "failed"
     assert "dB on images of its calibration (256 images of" in calibration.reasons[0]
@@ -135,30 +136,16 @@ def test_int8_calibrated_on_noise_is_caught(demo: Demo, tmp_path: Path) -> None:
 
 
 def test_too_few_images_fail_only_where_that_is_asked(demo: Demo) -> None:
-    bundle = str(demo.bundle.path)
-
-    def gmmvit(*arguments: str) -> Result:
-        return CliRunner().invoke(app, arguments)
-
-    answer = gmmvit("parity", bundle, "--data", "digits", "--limit", "50")
-    assert answer.exit_code == 0, answer.stderr
-    assert (
-        "undecided: onnxruntime: accuracy: too few images to decide: of 50 images, only PyTorch is right on 0"
-        in answer.stdout
-    )
-    assert answer.stdout.splitlines()[-1] == "passed, but some checks are undecided"
-    asked = gmmvit("parity", bundle, "--data", "digits", "--limit", "50", "--require-accuracy")
-    assert asked.exit_code == 1
-    assert "--require-accuracy: onnxruntime: too few images to decide" in asked.stderr
-    assert gmmvit("parity", bundle, "--require-accuracy").exit_code == 1
-    enough = gmmvit("parity", bundle, "--data", "digits", "--gate", "0.98", "--require-accuracy")
-    assert enough.exit_code == 0, enough.stdout
-    assert enough.stdout.splitlines()[-1] == "passed"
-
-
-def test_demo_keeps_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="exists"):
-        run_demo(tmp_path)
+    few = ("parity", demo.bundle.path, "--data", "digits", "--limit", "50")
+    answer = done(gmmvit_here(*few))
+    reason = "too few images to decide"
+    assert f"undecided: onnxruntime: accuracy: {reason}: of 50 images, only PyTorch is right on 0" in answer.out
+    assert answer.out.splitlines()[-1] == "passed, but some checks are undecided"
+    asked = gmmvit_here(*few, "--require-accuracy")
+    assert asked.status == 1
+    assert f"--require-accuracy: onnxruntime: {reason}" in asked.err
+    enough = gmmvit_here(*few[:-2], "--gate", "0.98", "--require-accuracy")
+    assert (enough.status, enough.out.splitlines()[-1]) == (0, "passed")
 
 
 def test_a_demo_that_does_not_learn_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

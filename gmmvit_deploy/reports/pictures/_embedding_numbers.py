@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.models.layers.embeddings import patch_filters, position_embeddings
 from gmmvit_deploy.models.scores.masks import squared_distances
+from gmmvit_deploy.reports.pictures.step_numbers import span_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,8 +78,7 @@ class PositionSimilarity:
         return {
             "neighbours": float(neighbours.mean()) if neighbours.size else None,
             "mean": float(pairs.mean()) if pairs.size else None,
-            "smallest": float(pairs.min()) if pairs.size else None,
-            "largest": float(pairs.max()) if pairs.size else None,
+            **span_of(pairs),
         }
 
     def to_json(self) -> dict[str, Any]:

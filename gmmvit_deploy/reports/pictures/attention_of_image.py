@@ -26,7 +26,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,9 +69,6 @@ class HeadDistances:
     patches: tuple[float | None, ...]
     pixels: tuple[float | None, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ImageRollout:
@@ -106,7 +103,7 @@ class ImageAttention:
     def to_json(self) -> dict[str, Any]:
         return {
             "predictions": [guess.to_json() for guess in self.predictions],
-            "distances": [layer.to_json() for layer in self.distances],
+            "distances": [asdict(layer) for layer in self.distances],
             "no_distances": dict(self.no_distances),
             "rollout": None if self.rollout is None else self.rollout.to_json(),
             "no_rollout": self.no_rollout,

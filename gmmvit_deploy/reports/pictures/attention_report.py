@@ -23,10 +23,9 @@ from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.reports.pages import Figure, Summary, rendered
 from gmmvit_deploy.reports.pictures.attention_of_image import HeadDistances, ImageAttention, ImageRollout
-from gmmvit_deploy.reports.pictures.drawings import drawing_parts, drawings_of, step_rows
-from gmmvit_deploy.reports.pictures.mask_images import coloured, overlay_image, token_grid, token_map
+from gmmvit_deploy.reports.pictures.drawings import drawings_of, page_values
+from gmmvit_deploy.reports.pictures.mask_images import coloured, overlay_image, token_map
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
-from gmmvit_deploy.reports.pictures.step_numbers import CLOSED
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
@@ -97,7 +96,7 @@ def _answer(attention: ImageAttention, image: str) -> str:
 
 def attention_page(model: Model, pixels: NDArray[Any], attention: ImageAttention, *, bundle: str, image: str) -> str:
     """Return the page as HTML, from the result of `attention_of_bundle`.  bundle, image: their names."""
-    layers, drawings = attention.distances, drawings_of(model)
+    layers = attention.distances
     distances_figure = None
     if layers:
         alt = "Mean attention distance of each head by layer"
@@ -132,10 +131,7 @@ def attention_page(model: Model, pixels: NDArray[Any], attention: ImageAttention
             )
             for number, layer in enumerate(layers, start=1)
         ],
-        step_rows=step_rows(drawings.steps.values),
-        closed=CLOSED,
-        drawings=drawings,
-        sections=drawing_parts(drawings),
+        **page_values(drawings_of(model)),
         not_drawn={
             **({"attention rollout": attention.no_rollout} if attention.no_rollout else {}),
             **{f"distance of {name}": reason for name, reason in attention.no_distances.items()},
@@ -157,7 +153,7 @@ def _mask_figures(model: Model, pixels: NDArray[Any]) -> Iterator[Figure]:
     picture, windows = image_from_pixels(pixels), family_of(model.spec).windows(model.spec)
     for layer in masks_of(model):
         within = windows.get(layer.layer)
-        row, column = (side // 2 for side in token_grid(layer, within))
+        row, column = (side // 2 for side in (layer.grid if within is None else (within.grid, within.grid)))
         for head in range(len(layer.heads)):
             values = token_map(layer, head, row=row, column=column, windows=within)
             drawn = overlay_image(picture, layer, values, row=row, column=column, side=_MASK_SIDE)

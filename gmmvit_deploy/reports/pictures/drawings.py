@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from gmmvit_deploy.reports.pictures._embedding_numbers import (
     similarities_of,
 )
 from gmmvit_deploy.reports.pictures.mask_images import colour_end, coloured, tiled
-from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, HeadValues, Memory, Steps, steps_of
+from gmmvit_deploy.reports.pictures.step_numbers import CLOSED, DrawnMatrix, HeadValues, Memory, Steps, steps_of
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
@@ -63,6 +62,7 @@ class Drawing:
     text, note: a paragraph, and one in a quiet colour.  in_columns: figures side by side, as space permits.
     """
 
+    title: str
     text: str = ""
     note: str = ""
     figures: tuple[Figure, ...] = ()
@@ -152,19 +152,28 @@ def similarity_image(positions: PositionSimilarity) -> Image.Image | None:
     return tiled(coloured(positions.similarity.reshape(rows, columns, rows, columns), 1.0))
 
 
-def drawing_parts(drawings: Drawings) -> Iterator[tuple[str, Callable[[], Drawing]]]:
-    """Yield (title, function that draws the part): each step, the memories, the filters, the positions, if any."""
-    for step in drawings.steps.drawn:
-        yield _step_title(step), partial(_draw_step, step)
+def page_values(drawings: Drawings) -> dict[str, Any]:
+    """Return the values that ``reports/templates/drawings.html`` reads."""
+    return {
+        "drawings": drawings,
+        "step_rows": _step_rows(drawings.steps.values),
+        "closed": CLOSED,
+        "sections": _sections(drawings),
+    }
+
+
+def _sections(drawings: Drawings) -> Iterator[Drawing]:
+    """Yield each step, the memories, the filters and the positions, if any; only one is in memory at a time."""
+    yield from map(_draw_step, drawings.steps.drawn)
     if drawings.steps.memories:
-        yield "Memories of attentions without Q Kᵀ", partial(_draw_memories, drawings.steps.memories)
+        yield _draw_memories(drawings.steps.memories)
     if drawings.filters is not None:
-        yield "Patch embedding", partial(_draw_filters, drawings.filters)
+        yield _draw_filters(drawings.filters)
     if drawings.positions:
-        yield "Position embeddings", partial(_draw_positions, drawings.positions)
+        yield _draw_positions(drawings.positions)
 
 
-def step_rows(values: tuple[HeadValues, ...]) -> list[tuple[str, ...]]:
+def _step_rows(values: tuple[HeadValues, ...]) -> list[tuple[str, ...]]:
     """Return (attentions, step, quantity, numbers) of each step with a number for each head, as text."""
     return [
         (
@@ -201,6 +210,7 @@ def _draw_step(step: DrawnMatrix) -> Drawing:
     what = _OPERATIONS[step.operation].format("scores" if step.name.startswith("before.") else "weights after softmax")
     same = f" The same step is in {_named(step.attentions[1:])}." if len(step.attentions) > 1 else ""
     return Drawing(
+        title=_step_title(step),
         text=what + same,
         note=f"{size}; full colour at ±{colour_end(step.open_entries):.3g}{windows}{thinned}",
         figures=tuple(_step_figure(step, index) for index in range(len(step.labels))),
@@ -223,6 +233,7 @@ def _step_figure(step: DrawnMatrix, index: int) -> Figure:
 
 def _draw_memories(memories: tuple[Memory, ...]) -> Drawing:
     return Drawing(
+        title="Memories of attentions without Q Kᵀ",
         note="A memory is a trained linear layer in place of keys or values. The matrix is the weight of the layer, "
         "with the longer side from left to right. White is 0, blue is positive, red is negative; each memory has a "
         "scale of its own.",
@@ -258,6 +269,7 @@ def _draw_filters(sheet: FilterSheet) -> Drawing:
         alt = f"{sheet.name}: {len(sheet.drawn)} {kind}" + (f", {where}" if where else "")
         figures.append(Figure(where or sheet.name, (), ((alt, image),), layout="sheet", all_colours=True))
     return Drawing(
+        title="Patch embedding",
         text=what,
         note=f"{sheet.name}: filters of {rows}×{columns} pixels and {channels} channels. Each filter has a scale of "
         f"its own: {scale}.",
@@ -267,6 +279,7 @@ def _draw_filters(sheet: FilterSheet) -> Drawing:
 
 def _draw_positions(similarities: tuple[PositionSimilarity, ...]) -> Drawing:
     return Drawing(
+        title="Position embeddings",
         note="The map at the position of a patch shows the cosine similarity of its position embedding to all others. "
         "White is 0, full blue is 1, full red is −1.",
         figures=tuple(map(_similarity_figure, similarities)),

@@ -94,11 +94,6 @@ def sheet(layers: list[LayerMasks], *, title: str) -> Image.Image:
     return canvas
 
 
-def token_grid(layer: LayerMasks, windows: Windows | None) -> tuple[int, int]:
-    """Return the grid of tokens over the image: (rows, columns)."""
-    return layer.grid if windows is None else (windows.grid, windows.grid)
-
-
 def token_map(
     layer: LayerMasks, head: int, *, row: int, column: int, windows: Windows | None = None
 ) -> NDArray[np.float32]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,9 +42,6 @@ class HeadNumbers:
     alpha: tuple[float, ...]
     sigma: tuple[float, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerMasks:
@@ -68,7 +65,7 @@ class LayerMasks:
             "grid": list(self.grid),
             "underflowed": self.underflowed,
             "dead": self.dead,
-            "heads": [head.to_json() for head in self.heads],
+            "heads": [asdict(head) for head in self.heads],
         }
 
 

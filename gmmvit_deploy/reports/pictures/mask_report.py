@@ -17,66 +17,45 @@ from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_file
 from gmmvit_deploy.reports.pages import Figure, Outcome, Summary, VerdictWord, png, rendered
-from gmmvit_deploy.reports.pictures.drawings import Drawings, drawing_parts, drawings_of, step_rows
+from gmmvit_deploy.reports.pictures.drawings import Drawings, drawings_of, page_values
 from gmmvit_deploy.reports.pictures.mask_images import colour_end, matrix_image, position_maps_image, sheet
 from gmmvit_deploy.reports.pictures.mask_numbers import NEAR, LayerMasks, masks_of
-from gmmvit_deploy.reports.pictures.step_numbers import CLOSED
 
 _SEVERITIES: Mapping[str, Outcome] = {"error": "failed", "warning": "undecided", "note": "skipped"}
 _BUILT_FROM_ARGUMENTS = ("timm", "custom")
 """Families whose architecture the user or the file names."""
 
 
-def write_report(
-    loaded: LoadedCheckpoint,
-    path: Path,
-    *,
-    force: bool = False,
-    described: Mapping[str, Any] | None = None,
-    drawings: Drawings | None = None,
-) -> list[LayerMasks]:
-    """Write the report to ``path``, as a page (.html) or a picture of the masks (.png), and return the masks.
+def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -> dict[str, Any]:
+    """Write the report to ``path``, as a page (.html) or a picture of the masks (.png).
 
-    described, drawings: of `describe_checkpoint` and `drawings_of`, if already computed.
+    Returns what `describe_checkpoint` returns, and the numbers of the pictures.
     Errors: InputError for another suffix, or a picture without masks; OutputError.
     """
-    suffix = require_report_suffix(path)
-    described = describe_checkpoint(loaded) if described is None else described
-    dead = {finding["where"] for finding in described["audit"] if finding["what"] == DEAD_MASK}
-    layers = [replace(layer, dead=layer_of(layer.layer) in dead) for layer in masks_of(loaded.model)]
-    if suffix == ".png":
-        if not layers:
-            raise InputError(
-                f"{loaded.file.path}: the model has no masks to draw",
-                hint="type --report FILE.html for a page with the audit, the sizes of the model, the other steps on "
-                "the attention scores, the memories, and the patch and position embeddings",
-            )
-        title = f"{loaded.file.path.name}: {loaded.spec.family}, {loaded.spec.mask}"
-        data = png(sheet(layers, title=title))
-    else:
-        data = page_of(loaded, layers, described, drawings).encode()
-    with new_file(path, force=force) as file:
-        file.write(data)
-    return layers
-
-
-def require_report_suffix(path: Path) -> str:
-    """Return the suffix of a report in lower case: .html or .png.  Errors: InputError for another suffix."""
     suffix = path.suffix.lower()
     if suffix not in (".html", ".png"):
         raise InputError(f"{path}: expected a report with the suffix .html (page) or .png (picture)")
-    return suffix
+    described, drawings = describe_checkpoint(loaded), drawings_of(loaded.model)
+    dead = {finding["where"] for finding in described["audit"] if finding["what"] == DEAD_MASK}
+    layers = [replace(layer, dead=layer_of(layer.layer) in dead) for layer in masks_of(loaded.model)]
+    if suffix == ".png" and not layers:
+        raise InputError(
+            f"{loaded.file.path}: the model has no masks to draw",
+            hint="type --report FILE.html for a page with the audit, the sizes of the model, the other steps on "
+            "the attention scores, the memories, and the patch and position embeddings",
+        )
+    title = f"{loaded.file.path.name}: {loaded.spec.family}, {loaded.spec.mask}"
+    with new_file(path, force=force) as file:
+        page = suffix == ".html"
+        file.write(page_of(loaded, layers, described, drawings).encode() if page else png(sheet(layers, title=title)))
+    masks = [layer.to_json() for layer in layers]
+    return {**described, "report": str(path), "masks": masks, **drawings.to_json()}
 
 
 def page_of(
-    loaded: LoadedCheckpoint,
-    layers: list[LayerMasks],
-    described: Mapping[str, Any] | None = None,
-    drawings: Drawings | None = None,
+    loaded: LoadedCheckpoint, layers: list[LayerMasks], described: Mapping[str, Any], drawings: Drawings
 ) -> str:
-    """Return the page as HTML.  described, drawings: as for `write_report`."""
-    described = describe_checkpoint(loaded) if described is None else described
-    drawings = drawings_of(loaded.model) if drawings is None else drawings
+    """Return the page as HTML.  described, drawings: of `describe_checkpoint` and `drawings_of`."""
     return rendered(
         "reports/templates/checkpoint.html",
         title=f"{loaded.file.path.name}: masks, steps and embeddings of a {loaded.spec.family}",
@@ -89,10 +68,7 @@ def page_of(
         unused=list(described["unused_keys"].items()),
         kind=loaded.spec.mask.kind,
         layers=list(map(_layer, layers)),
-        step_rows=step_rows(drawings.steps.values),
-        closed=CLOSED,
-        drawings=drawings,
-        sections=drawing_parts(drawings),
+        **page_values(drawings),
     )
 
 

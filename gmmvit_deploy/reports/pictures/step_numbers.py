@@ -32,6 +32,15 @@ CLOSED = math.log(float(np.finfo(np.float32).tiny))
 """Added to a score, this number or a smaller number gives a token no weight in softmax."""
 
 
+def span_of(entries: NDArray[np.float32]) -> dict[str, float | None]:
+    """Return the minimum and maximum of the finite entries; None without any."""
+    finite = entries[np.isfinite(entries)] + 0.0  # −0, the decay of a token's own score, becomes 0
+    return {
+        "smallest": float(finite.min()) if finite.size else None,
+        "largest": float(finite.max()) if finite.size else None,
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrawnMatrix:
     """A step with an entry for each pair of tokens, or for each pair of heads.
@@ -67,14 +76,8 @@ class DrawnMatrix:
     def measured(self, index: int) -> dict[str, Any]:
         """Return the minimum and maximum of the open entries (None without any), and the number of closed entries."""
         closed = self.closed(index)
-        entries = self.matrices[index][~closed & np.isfinite(self.matrices[index])]
-        return {
-            "label": self.labels[index],
-            # + 0.0 turns −0, the decay of a token's own score, into 0
-            "smallest": float(entries.min()) + 0.0 if entries.size else None,
-            "largest": float(entries.max()) + 0.0 if entries.size else None,
-            "closed": int(closed.sum()),
-        }
+        span = span_of(self.matrices[index][~closed])
+        return {"label": self.labels[index], **span, "closed": int(closed.sum())}
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -114,13 +117,7 @@ class Memory:
     matrix: NDArray[np.float32]
 
     def to_json(self) -> dict[str, Any]:
-        finite = self.matrix[np.isfinite(self.matrix)]
-        return {
-            "name": self.name,
-            "shape": list(self.matrix.shape),
-            "smallest": float(finite.min()) if finite.size else None,
-            "largest": float(finite.max()) if finite.size else None,
-        }
+        return {"name": self.name, "shape": list(self.matrix.shape), **span_of(self.matrix)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

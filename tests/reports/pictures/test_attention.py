@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +27,9 @@ from gmmvit_deploy.reports.pictures.attention_of_image import (
 )
 from gmmvit_deploy.reports.pictures.attention_report import attention_page, rollout_panels
 from gmmvit_deploy.reports.pictures.attention_weights import attention_record
-from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from tests.browser import accessibility_problems
-from tests.cli.terminal import gmmvit_here
+from tests.cli.terminal import done, gmmvit_here
 from tests.conftest import GOLDEN, golden
-from tests.pages import require_readable_page
 
 
 def loaded(name: str) -> tuple[Model, torch.Tensor]:
@@ -103,54 +100,6 @@ def test_the_weights_are_softmax_of_the_scores() -> None:
     assert all("normalised" not in scores.__dict__ for _, scores in attention_scores(model))
 
 
-@pytest.mark.first(2)
-@pytest.mark.parametrize(
-    ("name", "reads", "prefix"),
-    [
-        ("vit_gmm", "the mean of the 64 patches", 0),
-        ("mnist_vit", "token 0, before the patches", 1),
-        ("timm_vit", "token 0, before the patches", 1),
-        ("timm_deit_distilled", "the mean of the tokens 0, 1", 2),
-        ("timm_deit_distilled_gmm", "the mean of the tokens 0, 1", 2),
-        ("timm_vit_registers", None, 4),
-        ("torchvision_vit_conv_stem", "token 0, before the patches", 1),
-    ],
-)
-def test_models_with_a_rollout(name: str, reads: str | None, prefix: int) -> None:
-    attention = measured(name)
-    assert attention.no_rollout == ""
-    assert attention.rollout is not None
-    assert reads is None or attention.rollout.reads == reads
-    assert attention.rollout.values.sum() + attention.rollout.prefix_share == pytest.approx(1, abs=1e-12)
-    assert (attention.rollout.prefix_share > 0) == (prefix > 0)
-    assert attention.no_distances == {}
-    for layer in attention.distances:
-        assert layer.grid == attention.rollout.values.shape
-        assert layer.prefix == prefix
-    json.dumps(attention.to_json(), allow_nan=False)
-
-
-@pytest.mark.first(2)
-@pytest.mark.parametrize(
-    ("name", "reason", "layers"),
-    [
-        ("swin_gmm", r"divides the tokens into \d+ sequences", None),
-        ("pit_gmm", "the number of tokens changes", None),
-        ("t2t_gmm", "the number of tokens changes", None),
-        ("cait_gmm", r"patch_blocks.0.attention.inner changes the weights after softmax \(after.mixing\)", None),
-        ("timm_swin", r"divides the tokens into \d+ sequences", None),
-        ("timm_cait", "without the fused attention function", 0),
-        ("dino_linear", "reads the class tokens of the last 3 blocks", None),
-    ],
-)
-def test_models_without_a_rollout(name: str, reason: str, layers: int | None) -> None:
-    attention = measured(name)
-    assert attention.rollout is None
-    assert re.search(reason, attention.no_rollout), attention.no_rollout
-    assert (len(attention.distances) == 0) == (layers == 0)
-    json.dumps(attention.to_json(), allow_nan=False)
-
-
 def test_distances_in_windows_and_along_rows() -> None:
     (first, *_) = measured("swin_gmm").distances
     side = golden("swin_gmm").inputs.shape[-1]
@@ -164,23 +113,12 @@ def test_distances_in_windows_and_along_rows() -> None:
     assert {layer.layer.rpartition(".")[2] for layer in rows} == {"rows", "columns"}
 
 
-def test_class_attention_has_no_distance() -> None:
-    attention = measured("cait_gmm")
-    assert attention.no_distances
-    assert all("1 query token attends to" in reason for reason in attention.no_distances.values())
-
-
 # Pictures and reports
 
 
-def a_rollout() -> ImageRollout:
-    values = np.zeros((2, 2))
-    values[0, 1] = 0.5
-    return ImageRollout(values=values, prefix_share=0.5, reads="token 0, before the patches")
-
-
 def test_the_rollout_is_drawn_over_its_patch() -> None:
-    panels = rollout_panels(np.full((4, 4, 3), 200, np.uint8), a_rollout())
+    drawn = ImageRollout(values=np.array([[0, 0.5], [0, 0]]), prefix_share=0.5, reads="token 0, before the patches")
+    panels = rollout_panels(np.full((4, 4, 3), 200, np.uint8), drawn)
     _, over, shares = (np.asarray(panel).astype(int) for panel in panels)
     blue = np.argwhere(shares[..., 2] > shares[..., 0] + 50)
     assert blue[:, 0].max() < 128 <= blue[:, 1].min()  # the patch in the first row and the second column
@@ -191,26 +129,6 @@ def first_image(bundle: Bundle, folder: Path) -> Path:
     path = folder / "image.png"
     path.write_bytes(bundle.golden_set().images[0])
     return path
-
-
-@pytest.mark.parametrize("name", ["vit_gmm", "swin_gmm", "eanet_transformer"])
-def test_reports(name: str) -> None:
-    model, image = loaded(name)
-    attention, masks = attention_of(model, image), masks_of(model)
-    pixels = np.zeros((32, 32, 3), np.uint8)
-    page = attention_page(model, pixels, attention, bundle="bundle", image="<b>.png")
-    tree = require_readable_page(page)
-    titles = [heading.text for heading in tree.all("h2")]
-    assert ("Image and attention rollout" in titles) == (attention.rollout is not None)
-    assert ("Masks over the image" in titles) == bool(masks)
-    assert ("Mean attention distance" in titles) == bool(attention.distances)
-    assert {"Answer", "Patch embedding"} <= set(titles)
-    assert all(section.all("p", "img", "table", "dl", "li") for section in tree.all("section"))
-    best = attention.predictions[0]
-    assert f"The model classifies <b>.png as {best.label} ({best.probability:.1%})." in tree.all("main")[0].text
-    drawn = [image.attributes["alt"] for image in tree.all("img")]
-    assert len([alt for alt in drawn if alt.endswith(", over the image")]) == sum(len(mask.heads) for mask in masks)
-    assert attention.no_rollout in page.replace("&#39;", "'")
 
 
 @pytest.mark.nightly
@@ -230,8 +148,9 @@ def test_an_accessibility_checker_has_no_complaint_about_a_report(tmp_path: Path
 @pytest.mark.integration
 def test_inspect_with_an_image(bundle: Bundle, tmp_path: Path) -> None:
     image = first_image(bundle, tmp_path)
-    answer = gmmvit_here("inspect", bundle.path, "--image", image, "--json", "--report", tmp_path / "attention.html")
-    assert answer.status == 0, answer.err
+    answer = done(
+        gmmvit_here("inspect", bundle.path, "--image", image, "--json", "--report", tmp_path / "attention.html")
+    )
     described = json.loads(answer.out)
     assert described["sha256"] == bundle.sha256
     assert described["no_rollout"] == ""

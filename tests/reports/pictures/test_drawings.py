@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import functools
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.models.layers.attention import attentions_without_scores, memories
 from gmmvit_deploy.models.layers.embeddings import patch_filters
 from gmmvit_deploy.models.layers.patches import VIEWS, PatchEmbedding, ShiftedPatches
@@ -24,13 +22,7 @@ from gmmvit_deploy.reports.pictures.drawings import (
     step_maps_image,
 )
 from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, HeadValues, steps_of
-from tests.conftest import golden
-
-
-@functools.cache
-def loaded(name: str) -> LoadedCheckpoint:
-    case = golden(name)
-    return load_checkpoint(case.path, case.hints)
+from tests.golden_files import golden, loaded
 
 
 def drawn(name: str) -> dict[str, DrawnMatrix]:

@@ -1,10 +1,9 @@
-"""Every golden checkpoint of DeepViT, RMT, EANet, SPT and LSA, and vit-pytorch: the report draws every step, and the
-attention of an image is drawn, or the reason is stated.
+"""Golden checkpoints of every family: the report draws every step, and the attention of an image is drawn, or the
+reason is stated.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 
@@ -12,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
+from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.models.layers.attention import attentions_without_scores
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
@@ -20,19 +20,26 @@ from gmmvit_deploy.models.scores.locality import MaskedDiagonal
 from gmmvit_deploy.reports.pictures.attention_of_image import attention_of_image
 from gmmvit_deploy.reports.pictures.attention_report import attention_page
 from gmmvit_deploy.reports.pictures.attention_weights import attention_record
+from gmmvit_deploy.reports.pictures.drawings import drawings_of
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from gmmvit_deploy.reports.pictures.mask_report import page_of
 from gmmvit_deploy.reports.pictures.step_numbers import CLOSED
-from tests.conftest import GOLDEN, MANIFEST, golden
+from tests.golden_files import MANIFEST, golden, loaded
 from tests.pages import require_readable_page
 
-NAMES = [
-    name
-    for name, entry in MANIFEST.items()
-    if entry["folder"] in [GOLDEN / folder for folder in ("deepvit", "rmt", "eanet", "spt_lsa", "vit_pytorch")]
-]
+FOLDERS = ("deepvit", "rmt", "eanet", "spt_lsa", "vit_pytorch", "naive_vit")
+NAMES = [name for name, entry in MANIFEST.items() if entry["folder"].name in FOLDERS]
+
+WITH_MASKS_OR_OF_TIMM = (
+    *("vit_gmm", "swin_gmm", "eanet_transformer", "pit_gmm", "t2t_gmm", "cait_gmm", "mnist_vit", "timm_vit"),
+    *("timm_deit_distilled", "timm_deit_distilled_gmm", "timm_vit_registers", "torchvision_vit_conv_stem"),
+    *("timm_swin", "timm_cait", "dino_linear"),
+)
 
 NO_ROLLOUT = {
+    "timm_swin": r"divides the tokens into \d+ sequences",
+    "timm_cait": "without the fused attention function",
+    "dino_linear": "reads the class tokens of the last 3 blocks",
     "deepvit": r"changes the weights after softmax \(after.mixing",
     "rmt": r"rows divides the tokens into \d+ sequences",
     "eanet": "is no attention between tokens: it has no Q Kᵀ",
@@ -44,23 +51,18 @@ NO_ROLLOUT = {
 }
 """Family, or the beginning of a name → the reason why the rollout is not defined."""
 
+OF_FIRST = "token 0, before the patches"
 READS = {
-    "sl_vit": "token 0, before the patches",
-    "lsa_vit_img64": "token 0, before the patches",
-    "vp_vit": "token 0, before the patches",
-    "vp_simple_vit": "the mean of the 64 patches",
-    "vp_spt_lsa": "token 0, before the patches",
+    **dict.fromkeys(("sl_vit", "lsa_vit_img64", "vp_vit", "vp_spt_lsa"), (1, OF_FIRST)),
+    **dict.fromkeys(("mnist_vit", "timm_vit", "torchvision_vit_conv_stem"), (1, OF_FIRST)),
+    **dict.fromkeys(("timm_deit_distilled", "timm_deit_distilled_gmm"), (2, "the mean of the tokens 0, 1")),
+    **dict.fromkeys(("vit_gmm", "vp_simple_vit"), (0, "the mean of the 64 patches")),
+    "timm_vit_registers": (4, "the mean of the 64 patches"),
 }
-"""Name of a checkpoint with a rollout → the tokens that the head reads."""
+"""Name of a checkpoint with a rollout → the number of prefix tokens, and the tokens that the head reads."""
 
-COMPUTED = {"vp_simple_vit"}
+COMPUTED = {"vp_simple_vit", "mnist_vit"}
 """Checkpoints without position embeddings, which the network computes from its sizes."""
-
-
-@functools.cache
-def loaded(name: str) -> LoadedCheckpoint:
-    case = golden(name)
-    return load_checkpoint(case.path, case.hints)
 
 
 @pytest.mark.first(2)
@@ -68,7 +70,8 @@ def loaded(name: str) -> LoadedCheckpoint:
 def test_the_report_draws_every_step(name: str) -> None:
     model = loaded(name).model
     assert not masks_of(model)
-    tree = require_readable_page(page_of(loaded(name), []))
+    page = page_of(loaded(name), [], describe_checkpoint(loaded(name)), drawings_of(model))
+    tree = require_readable_page(page)
     alts = [image.attributes["alt"] for image in tree.all("img")]
     assert len(set(alts)) == len(alts)
     everything = " ".join(part.text for part in tree.all("main"))
@@ -88,7 +91,7 @@ def test_the_report_draws_every_step(name: str) -> None:
         assert len(drawn) == 2, (attention, alts)
     assert any("filters" in alt for alt in alts)
     tensors = [key for key, _ in (*model.named_parameters(), *model.named_buffers())]
-    positions = [key for key in tensors if key.rpartition(".")[2] == "position_embedding"]
+    positions = [key for key in tensors if key == "positions" or key.endswith("position_embedding")]
     assert len(positions) == (golden(name).family != "rmt")
     assert [alt for alt in alts if "cosine similarity" in alt] == [
         f"{key}: cosine similarity of each position embedding to all others" for key in positions
@@ -99,8 +102,8 @@ def test_the_report_draws_every_step(name: str) -> None:
     assert len(set(titles)) == len(titles)
 
 
-@pytest.mark.first(2)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.first(3)
+@pytest.mark.parametrize("name", dict.fromkeys((*WITH_MASKS_OR_OF_TIMM, *NAMES)))
 def test_the_attention_is_drawn_or_the_reason_is_stated(name: str) -> None:
     case = golden(name)
     model = load_checkpoint(case.path, case.hints).model.eval().double()
@@ -111,27 +114,41 @@ def test_the_attention_is_drawn_or_the_reason_is_stated(name: str) -> None:
     size = (image.shape[2], image.shape[3])
     label_set = LabelSet(labels=tuple(map(str, range(model.spec.classes))))
     attention = attention_of_image(model, record, observed=model.observed_grids(), size=size, label_set=label_set)
-    page = attention_page(model, np.zeros((*size, 3), np.uint8), attention, bundle="bundle", image="photo.png")
-    titles = {heading.text for heading in require_readable_page(page).all("h2")}
+    pixels, masks = np.zeros((*size, image.shape[1]), np.uint8), masks_of(model)
+    page = attention_page(model, pixels, attention, bundle="bundle", image="<b>.png")
+    tree = require_readable_page(page)
+    titles = {heading.text for heading in tree.all("h2")}
+    assert {"Answer", "Patch embedding"} <= titles or case.family == "timm"
+    assert all(section.all("p", "img", "table", "dl", "li") for section in tree.all("section"))
+    best = attention.predictions[0]
+    assert f"The model classifies <b>.png as {best.label} ({best.probability:.1%})." in tree.all("main")[0].text
+    drawn = [picture.attributes["alt"] for picture in tree.all("img")]
+    assert len([alt for alt in drawn if alt.endswith(", over the image")]) == sum(len(mask.heads) for mask in masks)
     assert ("Mean attention distance" in titles) == bool(attention.distances)
-    assert ("Masks over the image" in titles) == bool(masks_of(model))
+    assert ("Masks over the image" in titles) == bool(masks)
     assert ("Not drawn" in titles) == bool(attention.no_rollout or attention.no_distances)
     json.dumps(attention.to_json(), allow_nan=False)
     if name in READS:
         assert attention.rollout is not None, attention.no_rollout
-        assert attention.rollout.reads == READS[name]
+        prefix, reads = READS[name]
+        assert attention.rollout.reads == reads
         assert attention.rollout.values.sum() + attention.rollout.prefix_share == pytest.approx(1, abs=1e-12)
+        assert (attention.rollout.prefix_share > 0) == (prefix > 0)
+        assert {(layer.prefix, layer.grid) for layer in attention.distances} == {
+            (prefix, attention.rollout.values.shape)
+        }
         assert "Image and attention rollout" in titles
     else:
         reason = next(why for key, why in NO_ROLLOUT.items() if key == case.family or name.startswith(key))
         assert attention.rollout is None
         assert re.search(reason, attention.no_rollout), attention.no_rollout
-        assert attention.no_rollout in page
+        assert attention.no_rollout in page.replace("&#39;", "'")
         assert "Image" in titles
     # Each attention has a distance, or a reason.
     described = {layer.layer for layer in attention.distances} | set(attention.no_distances)
     assert described >= {name for name, _ in attention_scores(model)} | set(attentions_without_scores(model))
-    assert (case.family == "eanet") == (not attention.distances)
+    assert (case.family == "eanet" or name == "timm_cait") == (not attention.distances)
+    assert all("1 query token attends to" in why for why in attention.no_distances.values() if case.family == "cait")
     for layer in attention.distances:
         assert all(value is not None and 0 < value < np.hypot(*size) for value in layer.pixels)
     # The recorded weights contain the steps: behind a masked diagonal, no token attends to itself.
