@@ -32,10 +32,7 @@ def main(request_path: Path) -> None:
 
 
 def _build_all(library: Any, request: dict[str, Any], folder: Path, log: Any) -> dict[str, Any]:
-    """Build the plan and list its layers.
-
-    With several targets, the function also builds a plan for each target alone, because the layers differ by target.
-    """
+    """Build the plan and list its layers; with several targets, also those of a plan for each, because they differ."""
     logger = logger_class(library)(log)
     monitor = monitor_class(library)()
     signal.signal(signal.SIGTERM, lambda *_: monitor.stop())

@@ -39,8 +39,7 @@ class _Slot:
 class PlanSession:
     """Runs a plan on the GPU.
 
-    plan: the content of the plan's file.  tensor, dtype: of the input.
-    profile_of: maps a batch size to the index of the optimisation profile.
+    tensor, dtype: of the input.  profile_of: maps a batch size to the index of the optimisation profile.
     host_code: allow the code that a version compatible plan contains to run on the host.
     Errors: MissingDependencyError when PyTorch or the flavor is not installed.
     EngineError when PyTorch sees no GPU, TensorRT does not load the plan, or the plan has not a single float32 output.

@@ -28,8 +28,6 @@ from gmmvit_deploy.errors import (
 )
 from gmmvit_deploy.runtimes.programs.access import Access, parse_url
 
-__all__ = ["Request", "error_from_refusal", "error_from_transport"]
-
 _LOCAL = re.compile(
     r"failed to connect|connection (refused|reset|timed out|aborted)|socket closed|broken pipe|recvmsg|sendmsg"
     r"|tcp_(read|write)|dns |name resolution|name or service|domain name|c-ares|address list|goaway|stream removed"

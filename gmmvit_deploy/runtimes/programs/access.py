@@ -10,8 +10,6 @@ from typing import Literal, NamedTuple
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["NO_ACCESS", "Access", "ServerUrl", "open_access", "parse_url", "protocol_of"]
-
 _KEY_HINT = "write the key alone on a line of the file; lines that begin with # are comments"
 _MOST_KEY_BYTES = 65_536
 _PORTS = {"http": 8000, "grpc": 8001, "https": 443, "grpcs": 443}

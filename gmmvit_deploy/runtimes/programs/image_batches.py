@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle, InputKind
     from gmmvit_deploy.images.spec import ImageSpec
 
-__all__ = ["ImageBatches", "image_hashes", "open_images", "require_images", "require_source"]
 
 _ARRAY_SUFFIXES = (".npy", ".npz")
 _SPLIT = "train"

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from gmmvit_deploy.inference.cores import groups, lines
 
-__all__ = ["available_bytes", "release_memory"]
-
 _FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

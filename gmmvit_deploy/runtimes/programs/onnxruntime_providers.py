@@ -28,16 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
-__all__ = [
-    "CPU",
-    "CUDA",
-    "TENSORRT",
-    "BoundProgram",
-    "Placement",
-    "installed_tensorrt",
-    "require_provider",
-    "session_on_providers",
-]
 
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
 _LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so"}

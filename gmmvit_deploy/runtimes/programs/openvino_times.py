@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
 
-__all__ = ["projection_gains", "relative_time"]
 
 _TIMES = 2
 """The profile of single kernels takes so many times as long as the ratio of two programs."""

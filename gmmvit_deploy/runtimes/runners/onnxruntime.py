@@ -68,9 +68,8 @@ class OnnxRuntimeRunner(_SessionRunner):
     def __init__(self, bundle: Bundle, *, variant: Variant | None = None, threads: int = 0) -> None:
         """Load a graph.
 
-        variant: the graph; None loads the float32 graph.  threads: number of threads; 0 uses a thread per core.
-        Errors: RunnerUnavailableError when ONNX Runtime does not support the precision on a CPU, or for the dynamic
-        form of int8.
+        variant: None loads the float32 graph.  threads: 0 uses a thread per core.
+        Errors: RunnerUnavailableError for a precision, or a form of int8, that ONNX Runtime does not run on a CPU.
         BundleError when ONNX Runtime cannot load the graph.
         """
         super().__init__(bundle)
@@ -176,8 +175,7 @@ def tensorrt_runner(bundle: Bundle, variant: Variant) -> OnnxRuntimeGpuRunner:
     """Open the runner ``onnxruntime-tensorrt``; CUDA runs the nodes that TensorRT does not support.
 
     The first run on a machine builds the engines, and stores them in the bundle's folder ``engines``.
-    Errors: as `require_provider` and `session_on_providers`.
-    OutputError when the folder of the engines cannot be written.
+    Errors: as `cuda_runner`.  OutputError when the folder of the engines cannot be written.
     """
     require_provider(TENSORRT)
     folder = engine_cache(bundle, variant)

@@ -11,7 +11,8 @@ from gmmvit_deploy.export.golden import fresh_inputs
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
 from gmmvit_deploy.runtimes.runners.inspection import LOGITS
-from gmmvit_deploy.runtimes.runners.open import RUNNERS, default_runners, fastest_runner, open_runner
+from gmmvit_deploy.runtimes.runners.names import RUNNERS
+from gmmvit_deploy.runtimes.runners.open import default_runners, fastest_runner, open_runner
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 OURS = ("openvino+kernels",)

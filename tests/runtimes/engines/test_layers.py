@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gmmvit_deploy.graphs.declared import Attention
-from gmmvit_deploy.runtimes.engines.proof import Layer, layers_from_text, prove_attentions, unreached
+from gmmvit_deploy.runtimes.engines.layers import Layer, layers_from_text, prove_attentions, unreached
 
 LINE = (
     "Name: {name}, LayerType: {kind}, Inputs: [ {{ Name: a, Dimensions: [-1,64,16], Strides: [16,-1,1], "
