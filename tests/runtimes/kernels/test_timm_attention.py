@@ -53,16 +53,6 @@ def test_what_the_kernel_takes(name: str) -> None:
     assert [match.name for match in matches] == [attention.name for attention in attentions_of(proto.graph)]
 
 
-def test_windows_that_share_the_first_dimension_with_the_batch() -> None:
-    """A block without shift adds one bias to all windows; a shifted block has a bias for each of its four windows."""
-    plain, shifted, last = attentions_in_onnx(graph_of("swin").SerializeToString())
-    for match, windows in ((plain, ()), (shifted, (4,)), (last, ())):
-        assert isinstance(match, MatchedAttention)
-        assert match.windows == windows
-        assert match.bias is not None
-        assert match.bias.size == max(1, *windows, 1) * match.heads * match.tokens**2
-
-
 @pytest.mark.first(1)
 @needs_kernel
 @pytest.mark.parametrize("name", FUSED)

@@ -108,39 +108,20 @@ def test_as_many_tokens_as_heads(spec: ModelSpec, tmp_path: Path) -> None:
             np.testing.assert_allclose(program.run(images[:rows]), exact[:rows], rtol=0, atol=limit, err_msg=precision)
 
 
-def test_int8_quantises(precise_bundle: Bundle) -> None:
-    with open_runner("openvino", precise_bundle, precision="int8") as runner:
-        assert isinstance(runner, OpenVinoRunner)
-        assert any("i8" in name for name in runner.program.kernels)
-        report = check_parity(precise_bundle, [runner], ParityOptions())
-    if not int8_saturates():
-        assert report.runners[0].check("numeric").verdict == "passed"
-
-
-@pytest.mark.first(1)
-@pytest.mark.parametrize("chunk", [1, 2, 8, 32])
-def test_every_size_of_a_chunk_gives_the_same_logits(chunk: int, bundle: Bundle) -> None:
-    inputs = fresh_inputs(bundle, 2 * chunk + 3)
-    usual = OpenVinoProgram(str(bundle.onnx_path), hint="f32").run(inputs)
-    program = OpenVinoProgram(str(bundle.onnx_path), hint="f32", threads=1, chunk=chunk)
-    other = OnnxRuntimeProgram(
-        lambda threads: session_from_onnx(bundle.onnx_path, threads=threads), threads=2, chunk=chunk
-    )
-    assert program.chunk == other.chunk == chunk
-    np.testing.assert_allclose(program.run(inputs), usual, atol=1e-5)
-    np.testing.assert_allclose(other.run(inputs), usual, atol=1e-5)
-    assert max(size for size, _ in program._requests) == chunk
-
-
-@pytest.mark.first(1)
-@pytest.mark.parametrize("threads", [1, 2, 4])
-def test_every_division_among_cores_gives_the_same_logits(threads: int, bundle: Bundle) -> None:
+@pytest.mark.first(2)
+@pytest.mark.parametrize(("threads", "chunk"), [(2, 2), (1, 8), (4, 2), (1, 1), (1, 32)])
+def test_every_division_of_a_batch_gives_the_same_logits(threads: int, chunk: int, bundle: Bundle) -> None:
     """With four cores, 7 images are shared, 10 are 2 for each core and 2 shared, and 11 are 3, 3, 3 and 2."""
-    program = OpenVinoProgram(str(bundle.onnx_path), hint="f32", threads=threads, chunk=2)
-    inputs = fresh_inputs(bundle, 11)
-    expected = np.concatenate([program.run(inputs[row : row + 1]) for row in range(11)])
-    for rows in range(1, 12):
-        np.testing.assert_allclose(program.run(inputs[:rows]), expected[:rows], atol=1e-5)
+    program = OpenVinoProgram(str(bundle.onnx_path), hint="f32", threads=threads, chunk=chunk)
+    other = OnnxRuntimeProgram(
+        lambda count: session_from_onnx(bundle.onnx_path, threads=count), threads=threads, chunk=chunk
+    )
+    inputs = fresh_inputs(bundle, max(11, 2 * chunk + 3))
+    expected = np.concatenate([program.run(inputs[row : row + 1]) for row in range(len(inputs))])
+    for rows in (*range(1, 12), len(inputs)):
+        for each in (program, other):
+            np.testing.assert_allclose(each.run(inputs[:rows]), expected[:rows], atol=1e-5)
+    assert max(size for size, streams in program._requests if streams > 1 or threads == 1) == chunk
 
 
 @pytest.mark.integration
@@ -208,10 +189,10 @@ def test_the_compiled_module(tensor_bundles: dict[str, Bundle]) -> None:
 
 
 @pytest.mark.skipif(visible_gpu() is not None, reason="a GPU is here")
-@pytest.mark.parametrize("name", ["eager-gpu", "compile-gpu"])
-def test_runners_of_a_gpu_that_is_not_here(name: str, bundle: Bundle) -> None:
-    with pytest.raises(InputError, match=f"runner {name}: PyTorch .* sees no GPU"):
-        open_runner(name, bundle)
+def test_runners_of_a_gpu_that_is_not_here(bundle: Bundle) -> None:
+    for name in ("eager-gpu", "compile-gpu"):
+        with pytest.raises(InputError, match=f"runner {name}: PyTorch .* sees no GPU"):
+            open_runner(name, bundle)
 
 
 @pytest.mark.gpu
