@@ -283,7 +283,7 @@ def fitted(
     resized = image if size == image.size else image.resize(size, resampling)
     if size == (width, height):
         return resized
-    left, top = _begin(size[0], width, fit), _begin(size[1], height, fit)
+    left, top = _first(size[0], width, fit), _first(size[1], height, fit)
     if size[0] >= width and size[1] >= height:
         return resized.crop((left, top, left + width, top + height))
     return _padded(resized, left, top, height=height, width=width, mean=mean)
@@ -322,7 +322,7 @@ def _require_possible(size: tuple[int, int], resized: tuple[int, int], *, fit: s
         raise UnusableImage(f"{what}; the maximum is {MAX_IMAGE_PIXELS} pixels in total")
 
 
-def _begin(length: int, side: int, fit: str) -> int:
+def _first(length: int, side: int, fit: str) -> int:
     """Return the first pixel of the crop in an image of ``length`` pixels; at most 0 if the image is padded."""
     if fit == "shortest":
         return (length - side) // 2

@@ -51,16 +51,14 @@ class EngineCard:
     sha256: the hashes of ``plan`` and ``onnx``, and of ``bundle`` and ``checkpoint`` if it was built from a bundle.
     masks: attention layer of the model → SHA-256 of the bytes of the layer's mask in the ONNX graph.
     target: ``capabilities`` and ``driver``, and ``gpu``, None if the build named capabilities.
-    tensor: the name, dtype and shape of the input; the shape is without the batch.
+    tensor: name, dtype and shape of the input, without the batch.
     flags: the options of the build that have no field (`BuildOptions.flags`).
-    trtexec: the command line of NVIDIA's tool that builds the same engine.
     attentions: the layers that compute each attention, in each profile on each target.
     misses: the matrix products and convolutions that run in another data type than the precision promises.
     unjudged: why these data types could not be checked, such as operators without a role; empty if they were.
     shares: target → data type → the fraction of the layers that run in this data type.
     layers: target → the number of layers in each profile.
     unfolded: what the graph computes at run time although it is constant, such as masks.
-    mask_cost: None if the build did not measure it.
     """
 
     sha256: Mapping[str, str]

@@ -53,11 +53,7 @@ def require_onnxruntime() -> str:
 
 
 def import_onnxruntime() -> Any:
-    """Import ONNX Runtime.
-
-    Errors: as `require_onnxruntime`.
-    GmmvitError when files of the package are missing.
-    """
+    """Import ONNX Runtime.  Errors: as `require_onnxruntime`.  GmmvitError when files of the package are missing."""
     name = require_onnxruntime()
     onnxruntime = require("onnxruntime", package="onnxruntime", extra="cpu")
     if not hasattr(onnxruntime, "InferenceSession"):
@@ -75,8 +71,7 @@ def _version(distribution: str) -> str:
 def program_from_onnx(path: Path, *, threads: int = 0) -> OnnxRuntimeProgram:
     """Open a graph as a program that divides large batches into chunks, and runs the chunks in parallel.
 
-    threads: the number of threads; 0 uses a thread per core.
-    Errors: as `session_from_onnx`.
+    threads: 0 uses a thread per core.  Errors: as `session_from_onnx`.
     """
     return OnnxRuntimeProgram(lambda number: session_from_onnx(path, threads=number), threads=threads)
 
@@ -124,7 +119,6 @@ def with_outputs(proto: ModelProto, names: Iterable[str]) -> ModelProto:
 def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]], *, moments: bool = False) -> Calibration:
     """Run a float32 graph on ``batches``, and measure the input of each linear map that quantisation changes.
 
-    proto: the float32 graph.  batches: batches (B, …) of the graph's input.
     moments: True to measure second moments too, with which weights are rounded.
     Errors: InputError when there is no image, or a value is not finite.
     BundleError when ONNX Runtime cannot load the graph.
@@ -147,9 +141,8 @@ def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]], *, moments: bo
 def normalised_in_graph(path: Path, pixels: NDArray[Any]) -> NDArray[Any] | None:
     """Normalise pixels with the nodes of the graph.
 
-    path: the graph's ONNX file.  pixels: uint8 (B, height, width, channels).
+    pixels: uint8 (B, height, width, channels).
     Returns float32 (B, channels, height, width), or None if the graph does not normalise.
-    Errors: BundleError when ONNX Runtime cannot load the graph.
     """
     import onnx
 

@@ -37,12 +37,9 @@ _STATED = {"runner": _RUNNER, "threads": "threads", "chunk": "chunk", "intra_op_
 class ServedModel:
     """A model's configuration, as the server reports it.
 
-    max_batch: the maximum batch size; 0 for a model that takes no batches.
-    inputs: name of the input → shape without the batch.  outputs: the names of the outputs.
-    label_set: the labels, and how logits become labels; without labels if the model states none.
+    max_batch: 0 for a model that takes no batches.  inputs: name of the input → shape without the batch.
     bundle_sha256: the hash of the bundle from which the model was made; None if it was not made from a bundle.
-    preprocessing: for a model that decodes images, the `ImageSpec` as JSON and the number of threads, 0 for a thread
-    per core; None for other models.
+    preprocessing: of a model that decodes images, the `ImageSpec` as JSON and the number of threads; otherwise None.
     runner: the runner of the network, such as ``openvino+kernels``; "" if it is not stated.
     settings: those that determine the model's speed, such as backend, instances, threads and queue delay.
     """

@@ -88,10 +88,7 @@ class Classifier:
         return self.answers(images, self.outputs[:1])[self.outputs[0]]
 
     def answers(self, images: Sequence[bytes], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """Compute the named outputs of B encoded images: name of the output → float32 (B, …).
-
-        Errors: as `logits`.
-        """
+        """Compute the named outputs of B encoded images: name of the output → float32 (B, …).  Errors: as `logits`."""
         raise NotImplementedError
 
     def require_outputs(self, *, logits: bool, features: bool) -> None:

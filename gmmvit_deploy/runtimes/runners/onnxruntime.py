@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.runners.runner import Device
 
 CUDA_OPTIONS = {"device_id": "0", "use_tf32": "0"}  # with TF32, a float32 graph has the accuracy of 10 bits
-_USUAL_BATCH = 8
+_OPTIMUM = 8
 
 
 class _SessionRunner(Runner):
@@ -202,8 +202,8 @@ def tensorrt_options(bundle: Bundle, folder: Path) -> dict[str, str]:
 
     No option permits a precision, so that TensorRT computes in the data types that the graph states.
     """
-    tensor, most = bundle.manifest.input_kind, bundle.manifest.max_batch
-    sizes = {"min": 1, "opt": min(_USUAL_BATCH, most), "max": most}
+    tensor, max_batch = bundle.manifest.input_kind, bundle.manifest.max_batch
+    sizes = {"min": 1, "opt": min(_OPTIMUM, max_batch), "max": max_batch}
     return {
         "device_id": "0",
         "trt_engine_cache_enable": "1",

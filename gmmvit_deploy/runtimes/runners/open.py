@@ -40,9 +40,8 @@ _PRECISION_ONLY_FOR = f"--precision, or a precision after the name, is only for 
 def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list[str], list[str]]:
     """Return (names of the runners to check by default, a reason for each runner that is left out).
 
-    These are ONNX Runtime, and OpenVINO with this project's CPU kernels, or without if no kernel computes a part of the
-    graph.  Errors: BundleError when the bundle has no graph in this precision.  RunnerUnavailableError when no runner
-    computes in it here.
+    These are ONNX Runtime, and OpenVINO with our kernels, or without if no kernel computes a part of the graph.
+    Errors: as `open_variant`.  RunnerUnavailableError when no runner computes in this precision here.
     """
     graph = _graph_for_cpus(bundle, precision)
     wrong = _wrong_runners(bundle, graph, precision)
@@ -243,7 +242,7 @@ def open_runners(
         yield opened
 
 
-def _with_precision(text: str, usual: Precision) -> RunnerName:
-    """Read a runner's name; a name without a precision gets the precision ``usual``, if the runner takes one."""
+def _with_precision(text: str, precision: Precision) -> RunnerName:
+    """Read a runner's name; a name without a precision gets ``precision``, if the runner takes one."""
     runner = runner_from(text)
-    return runner_from(text, precision=usual) if runner.name in _OF_GRAPHS else runner
+    return runner_from(text, precision=precision) if runner.name in _OF_GRAPHS else runner

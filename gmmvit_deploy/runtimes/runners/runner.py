@@ -128,10 +128,7 @@ class Runner:
         return self._run(batch)
 
     def run_all(self, batch: NDArray[Any]) -> Mapping[OutputName, NDArray[Any]]:
-        """Compute all outputs of the bundle for a batch: name of the output → float32 (B, …).
-
-        Errors: as `run`.
-        """
+        """Compute all outputs of the bundle for a batch: name of the output → float32 (B, …).  Errors: as `run`."""
         self._require(batch)
         return dict(zip(self.outputs, self.computed(batch), strict=True))
 
@@ -146,7 +143,7 @@ class Runner:
 
     def takes(self, batch: int) -> bool:
         """Return True if the runner accepts batches of this size."""
-        return any(least <= batch <= most for least, most in self.ranges)
+        return any(smallest <= batch <= largest for smallest, largest in self.ranges)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -198,7 +195,7 @@ class Runner:
 
     def fitting(self, batch: int) -> int:
         """Return the smallest size of a batch that the runner accepts, from ``batch`` on."""
-        return batch if self.takes(batch) else min(least for least, _ in self.ranges if least >= batch)
+        return batch if self.takes(batch) else min(size for size, _ in self.ranges if size >= batch)
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         raise NotImplementedError

@@ -32,7 +32,7 @@ from tests.waiting import wait_until
 
 pytestmark = [needs_haproxy, pytest.mark.integration]
 PROTOCOLS = ("http", "grpc")
-MOST_BYTES = 8000
+MAX_BYTES = 8000
 """Of the narrow gateway: two golden images, but not eight."""
 
 
@@ -45,7 +45,7 @@ def gateway(server: Running) -> Iterator[SmallGateway]:
 @pytest.fixture(scope="module")
 def narrow(server: Running) -> Iterator[SmallGateway]:
     """A gateway with a place for a single request, a wait of 100 ms and small bodies."""
-    with small_gateway(server.http_port, server.grpc_port, maxconn=1, queue_ms=100, most_bytes=MOST_BYTES) as running:
+    with small_gateway(server.http_port, server.grpc_port, maxconn=1, queue_ms=100, most_bytes=MAX_BYTES) as running:
         yield running
 
 
