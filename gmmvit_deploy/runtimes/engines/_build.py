@@ -125,17 +125,18 @@ def inspected(library: Any, logger: Any, plan: bytes) -> str:
 
 
 def logger_class(library: Any) -> Any:
-    """Return a logger class that writes all messages to a file, and stores the errors and the list of layers."""
+    """Return a logger class that writes all messages to a file, if any, and stores the errors and the list of layers."""
 
     class Logger(library.ILogger):  # type: ignore[misc]
-        def __init__(self, file: Any) -> None:
+        def __init__(self, file: Any = None) -> None:
             library.ILogger.__init__(self)
             self.file = file
             self.errors: list[str] = []
             self.layers = ""
 
         def log(self, severity: Any, msg: str) -> None:
-            self.file.write(f"[{severity.name}] {msg}\n")
+            if self.file is not None:
+                self.file.write(f"[{severity.name}] {msg}\n")
             if severity.value <= library.ILogger.Severity.ERROR.value:
                 self.errors.append(msg)
             elif msg.startswith("Layers:"):

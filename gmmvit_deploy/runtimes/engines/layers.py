@@ -187,7 +187,7 @@ def _prove(
 
 
 def _reason(attention: Attention, parts: int, whole: bool, types: Set[str], head_dim: int | None) -> str:
-    """parts: how many layers compute a part of it.  whole: one computes all of it.  types: that its products read."""
+    """Return why an attention in ``parts`` layers is not fused.  whole: one of them computes all of it."""
     if not attention.known:
         return "this softmax is not part of a known form of attention"
     if not parts:

@@ -52,7 +52,8 @@ class BuildOptions:
     optimization_level: 0 to 5; higher levels take longer to build. None uses the builder's default.
     timing_cache: the file with TensorRT's measured kernel times, which a build reads if it exists, and writes.
     version_compatible: later TensorRT versions with the same major version can load the engine.
-    hardware_compatible: run on ``none`` but the GPU of the build, on Ampere and later, or on the same capability.
+    hardware_compatible: the GPUs that can run the engine: ``none``, only the GPU of the build; ``ampere+``, Ampere and
+    later; ``same-cc``, those with the same compute capability.
     tf32: allow float32 matrix products to use TF32, which drops 13 bits of the inputs.
     workspace_mib: the GPU memory for temporary data; None allows all.
     require_fused: fail unless every attention is a single GPU kernel.

@@ -70,7 +70,7 @@ def openvino_library() -> tuple[Path | None, str]:
     if platform.machine() not in _MACHINES:
         return None, f"our kernels are written for x86-64 and 64-bit ARM, this processor is {platform.machine()}"
     try:
-        compiler = _compiler()
+        compiler = shlex.split(os.environ.get("CXX") or "c++") or ["c++"]
         stem, arguments = _stem(openvino.__version__, compiler), _arguments(openvino)
         return compiled(stem, lambda path: _compile(compiler, [*arguments, "-o", str(path)])), ""
     # `Path.home()` raises RuntimeError when HOME is unset. shlex raises ValueError on an unbalanced quote in $CXX.
@@ -92,11 +92,6 @@ def empty_kernel_cache() -> list[Path]:
 
 
 # ---- compile -------------------------------------------------------------------------------------------------------
-
-
-def _compiler() -> list[str]:
-    """Return $CXX split into program and arguments, or ``c++``."""
-    return shlex.split(os.environ.get("CXX") or "c++") or ["c++"]
 
 
 def _sources() -> list[Path]:

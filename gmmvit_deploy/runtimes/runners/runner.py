@@ -52,7 +52,11 @@ class InspectableGraph:
 
 
 class Inspection(NamedTuple):
-    """The graph that a runner runs, or one to inspect in its place, or None; why the own graph cannot be, or ""."""
+    """The result of `Runner.inspectable`.
+
+    graph: the graph that the runner runs, or another of the bundle in its place; None without one.
+    why_not: why the graph that runs cannot be inspected; "" if ``graph`` is that graph.
+    """
 
     graph: InspectableGraph | None
     why_not: str
