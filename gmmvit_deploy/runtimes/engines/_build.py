@@ -125,7 +125,7 @@ def inspected(library: Any, logger: Any, plan: bytes) -> str:
 
 
 def logger_class(library: Any) -> Any:
-    """Return a logger class that writes all messages to a file, if any, and stores the errors and the list of layers."""
+    """Return a class that keeps the errors and the list of layers, and writes all messages to a file, if it has one."""
 
     class Logger(library.ILogger):  # type: ignore[misc]
         def __init__(self, file: Any = None) -> None:
