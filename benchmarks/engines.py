@@ -41,8 +41,8 @@ from gmmvit_deploy.models.specs import MaskSpec, input_shape
 from gmmvit_deploy.runtimes.engines.card import LAYERS_FILE, EngineCard
 from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_onnx
 from gmmvit_deploy.runtimes.engines.flavors import find_flavor
+from gmmvit_deploy.runtimes.engines.layers import layers_from_text
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, profile_from
-from gmmvit_deploy.runtimes.engines.proof import layers_from_text
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from tests.runtimes.engines.unfolded import unfolded_half
 

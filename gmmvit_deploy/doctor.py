@@ -29,7 +29,7 @@ from gmmvit_deploy.runtimes.engines.card import CARD_FILE, EngineCard, open_engi
 from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_in, loads_on, runs_on
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS, find_flavor, refuse, visible_gpu
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile
-from gmmvit_deploy.runtimes.kernels.libraries import openvino_library, why_recorded
+from gmmvit_deploy.runtimes.kernels.libraries import TRY_AGAIN, openvino_library
 from gmmvit_deploy.runtimes.programs.onnxruntime import import_onnxruntime, require_onnxruntime
 from gmmvit_deploy.runtimes.programs.onnxruntime_providers import (
     CPU,
@@ -281,8 +281,8 @@ def _kernels() -> str:
     """Compile and load this project's CPU kernels, and return how they compute."""
     path, why = openvino_library()
     if path is None:
-        if record := why_recorded():
-            raise GmmvitError(f"{why} (recorded in {record})", hint=RETRY)
+        if TRY_AGAIN in why:
+            raise GmmvitError(why, hint=TRY_AGAIN)
         raise GmmvitError(
             why, hint="install g++, or set the variable CXX to another compiler" if "compiler" in why else ""
         )
@@ -290,10 +290,6 @@ def _kernels() -> str:
     if kernels is None:
         raise GmmvitError(how)
     return f"attention up to {how} with {kernels.instruction_set}; compiled to {path}"
-
-
-RETRY = "gmmvit doctor --empty-kernel-cache"
-"""Command that deletes compiled kernels and recorded failures, and compiles the kernels again."""
 
 
 def _client(protocol: str) -> str:

@@ -39,7 +39,7 @@ from gmmvit_deploy.parity import check as parity_check
 from gmmvit_deploy.runtimes.engines import compatibility
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
-from gmmvit_deploy.runtimes.runners.open import RUNNERS
+from gmmvit_deploy.runtimes.runners.names import RUNNERS
 from gmmvit_deploy.serving.front.process import _EXIT_BEHIND_GATEWAY_S
 from gmmvit_deploy.serving.gateway.gateway import _STOP_S
 from gmmvit_deploy.serving.gateway.haproxy import _END_S

@@ -81,11 +81,10 @@ def _empty_kernel_cache() -> None:
     from gmmvit_deploy.runtimes.kernels import libraries
 
     try:
-        removed, left = libraries.empty_kernel_cache()
+        removed = libraries.empty_kernel_cache()
     except (OSError, RuntimeError) as exc:
         raise OutputError(
             f"cannot delete the files of the kernel cache: {exc}",
             hint="type XDG_CACHE_HOME=FOLDER gmmvit doctor to use another folder for the kernel cache",
         ) from exc
-    in_use = f"; {len(left)} files are in use by a running process and were kept" if left else ""
-    note(f"removed {len(removed)} files from the kernel cache{in_use}")
+    note(f"removed {len(removed)} files from the kernel cache")

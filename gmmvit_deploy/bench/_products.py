@@ -133,9 +133,9 @@ def _product_graph(shape: Shape) -> bytes:
 
 
 def _onnxruntime(shape: Shape) -> Program:
-    from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_bytes
+    from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
 
-    session = session_from_bytes(_product_graph(shape), "product")
+    session = session_from_onnx(_product_graph(shape), "product")
     values = np.random.default_rng(1).standard_normal(shape[:2], dtype=np.float32)
     return lambda: session.run(None, {"x": values})
 

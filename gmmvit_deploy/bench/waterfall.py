@@ -23,7 +23,7 @@ from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.measure.load import Program, Work, drive
 from gmmvit_deploy.measure.turns import settle
 from gmmvit_deploy.runtimes.programs.triton import ServerTimings
-from gmmvit_deploy.runtimes.runners.open import RUNNERS
+from gmmvit_deploy.runtimes.runners.names import RUNNERS
 from gmmvit_deploy.runtimes.runners.runner import Runner, Served
 
 _ROUNDS = 5

@@ -117,10 +117,7 @@ def _group_paths(root: Path, controller: str) -> dict[str, str]:
 
 
 def _inside(path: str, top: str) -> str:
-    """Return a group's path relative to the mounted root ``top``; empty if the mount does not show the group.
-
-    The mount then shows the container's own group as its root, or only groups above this process's namespace.
-    """
+    """Return a group's path relative to the mounted root ``top``; "" if the mount does not show the group."""
     parts, above = [[part for part in text.split("/") if part] for text in (path, top)]
     if ".." in parts or parts[: len(above)] != above:
         return ""
@@ -146,9 +143,13 @@ def cpu_name() -> str:
 
 def cpu_features() -> list[str]:
     """Return the processor's vector and matrix extensions, on which the speed of matrix products depends."""
-    flags = (line.partition(":")[2].split() for line in lines(Path("/proc/cpuinfo")) if line.startswith("flags"))
-    present = next(flags, [])
+    present = cpu_flags() or []
     return [flag for flag in _PRODUCT_FLAGS if flag in present]
+
+
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str] | None:
+    """Return the processor's flags; None if the file has no line of flags, as on ARM, or cannot be read."""
+    return next((line.partition(":")[2].split() for line in lines(cpuinfo) if line.startswith("flags")), None)
 
 
 def lines(path: Path) -> list[str]:

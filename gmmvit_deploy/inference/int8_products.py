@@ -9,27 +9,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .cores import cpu_flags
+
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 def has_vnni(cpuinfo: Path = _CPUINFO) -> bool | None:
-    """Return whether this CPU multiplies int8 values into 32 bits; None if ``/proc/cpuinfo`` does not say.
-
-    cpuinfo: the path of ``/proc/cpuinfo``, which has no line of flags on ARM; tests give other files.
-    """
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        return None
-    flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), None)
+    """Return whether this CPU multiplies int8 values into 32 bits; None if ``/proc/cpuinfo`` does not say."""
+    flags = cpu_flags(cpuinfo)
     return None if flags is None else not {"avx512_vnni", "avx_vnni"}.isdisjoint(flags)
 
 
 def int8_saturates(cpuinfo: Path = _CPUINFO) -> str:
-    """Return why sums of int8 products may saturate on this CPU; empty if they cannot, or if this is not known.
-
-    cpuinfo: as in `has_vnni`.
-    """
+    """Return why sums of int8 products may saturate on this CPU; empty if they cannot, or if this is not known."""
     if has_vnni(cpuinfo) is not False:
         return ""
     return "this CPU has no VNNI, so pairs of int8 products are added in 16 bits, which can saturate"

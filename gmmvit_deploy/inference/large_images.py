@@ -40,9 +40,8 @@ _PIXELS, _REASON = b"p", b"r"
 class Job:
     """The images of a request.
 
-    steps: functions of a `Decoder` that decode a part of the images. The steps run in any order and at the same time,
-    and raise no exception.  pixels: the number of pixels of all images.  finish: called after the last step; answers
-    the request.
+    steps: functions of a `Decoder` that decode a part of the images, run in any order and at the same time, and raise
+    nothing.  pixels: the number of all images.  finish: called after the last step; answers the request.
     """
 
     def __init__(self, steps: Iterable[Callable[[Any], None]], *, pixels: int, finish: Callable[[], None]) -> None:
@@ -55,13 +54,9 @@ class Job:
 class LargeImages:
     """Threads that run the steps of jobs, a step of each waiting job in turn."""
 
-    def __init__(self, *, threads: int, most_pixels: int, target: Mapping[str, Any] | None = None) -> None:
-        """Start the threads.
-
-        most_pixels: the maximum number of pixels of all jobs that wait or run. The memory and the time that a job
-        waits are bounded by this number.  target: the arguments of ``pixels_from_bytes``.
-        """
-        self.most_pixels = most_pixels
+    def __init__(self, *, threads: int, max_pixels: int, target: Mapping[str, Any] | None = None) -> None:
+        """max_pixels: of all jobs that wait or run, which bounds their memory and waits.  target: see `Decoder`."""
+        self.max_pixels = max_pixels
         self.pixels = 0
         self._target = dict(target or {})
         self._waiting: deque[Job] = deque()
@@ -73,7 +68,7 @@ class LargeImages:
 
     def has_room(self, pixels: int) -> bool:
         """Return whether a job with this number of pixels may be added.  Only `add` takes room."""
-        return not self._closed and self.pixels + pixels <= self.most_pixels
+        return not self._closed and self.pixels + pixels <= self.max_pixels
 
     def add(self, job: Job) -> None:
         """Add a job for which there is room."""
@@ -132,7 +127,7 @@ def _logged_errors() -> Iterator[None]:
 
 
 class Decoder:
-    """A process that decodes images.  An image starts the process if the process does not run."""
+    """A process that decodes images, which the first image starts.  target: the arguments of ``pixels_from_bytes``."""
 
     def __init__(self, target: Mapping[str, Any]) -> None:
         self._target = json.dumps(dict(target))

@@ -29,7 +29,6 @@ from .openvino_view import (
     kind_of,
     nodes_of,
     order_of,
-    plain,
     reader_of,
     shape_of,
     takers,
@@ -48,12 +47,9 @@ _BIAS_AND_MIXING = "it has both a bias and head mixing, which the kernel does no
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Q, K or V: a range of the last dimension of a tensor.
+    """Q, K or V: a range of the last dimension of a tensor, which a Reshape turns into (B, …, n, heads, head_dim).
 
-    A Reshape turns the range into (B, …, n, heads, head_dim), the input of the Transpose.
-
-    source: the tensor, (B, …, n, columns).  column: the first index of the range in the last dimension.
-    rows: the dimensions (…, n), without the batch; n is the number of tokens.
+    source: the tensor, (B, …, n, columns).  column: the first of the range.  rows: (…, n), without the batch.
     """
 
     source: Any
@@ -215,44 +211,43 @@ def _mixing(before: Any, after: Any, heads: int) -> tuple[Any, ...]:
 def _scores(softmax: Any) -> tuple[Any, Any, Any, Any, Any]:
     """Return (Q, Kᵀ, M or the scale, the bias or None, ``before`` or None), which give the input of this softmax."""
     unit = np.ones((), np.float32)
-    at, before = plain(inputs_of(softmax)[0]), None
+    at, before = inputs_of(softmax)[0], None
     mixed = _unmixed(at)
     if mixed is not None:
         before, at = mixed
     bias, at = constant_and_other(at, "addition") or (None, at)
-    if bias is not None and _unmixed(plain(at)) is not None:
+    if bias is not None and _unmixed(at) is not None:
         _refuse(_BIAS_AND_MIXING)
-    factor, at = constant_and_other(plain(at), "multiplication") or (unit, at)
-    at = plain(at)
+    factor, at = constant_and_other(at, "multiplication") or (unit, at)
     if kind_of(at) != "matrix product":
         _refuse(_unknown_before(at))
-    query, key = map(plain, inputs_of(at))
+    query, key = inputs_of(at)
     scale, unscaled = constant_and_other(query, "multiplication") or (unit, query)
     factor = np.asarray(factor, np.float32)
     if scale.size == 1:  # the graph may scale Q instead of the scores
-        factor, query = factor * scale.reshape(()), plain(unscaled)
+        factor, query = factor * scale.reshape(()), unscaled
     return query, key, factor, bias, before
 
 
 def _output(softmax: Any) -> tuple[Any, Any, Any]:
     """Follow the graph after a softmax.  Returns (V, the output with merged heads, the matrix ``after`` or None)."""
     weights, after = softmax, None
-    at = reader_of(weights, through_casts=True)
+    at = reader_of(weights)
     if at is not None and kind_of(at) == "reshape":
-        product = reader_of(at, through_casts=True)
+        product = reader_of(at)
         back = None if product is None else reader_of(product)
         mixed = None if back is None else _unmixed(back)
         if mixed is None:
             _refuse("the Reshape after its softmax does not belong to head mixing")
         after, weights = mixed[0], back
-        at = reader_of(weights, through_casts=True)
+        at = reader_of(weights)
     if at is None:
         kinds = sorted(kind_of(taker.output(0)) for taker in takers(weights.get_node()))
         readers = ", ".join(kinds) or "no operator"
         _refuse(f"its attention weights are read by {readers}, expected only the matrix product with V")
     if kind_of(at) != "matrix product":
         _refuse(f"{kind_of(at)} stands after its softmax, expected head mixing or the matrix product with V")
-    value = plain(inputs_of(at)[1])
+    value = inputs_of(at)[1]
     transpose = reader_of(at)
     last = reader_of(transpose) if _is_transpose(transpose, _HEADS_APART) else None
     if last is None or kind_of(last) != "reshape":
@@ -271,7 +266,7 @@ def _unmixed(value: Any) -> tuple[Any, Any] | None:
     product = inputs_of(value)[0]
     if kind_of(product) != "matrix product":
         return None
-    weights, flat = constant(inputs_of(product)[0]), plain(inputs_of(product)[1])
+    weights, flat = constant(inputs_of(product)[0]), inputs_of(product)[1]
     if weights is None or weights.ndim != 2 or kind_of(flat) != "reshape":
         return None
     flattened, apart = shape_of(flat), shape_of(value)
@@ -282,10 +277,7 @@ def _unmixed(value: Any) -> tuple[Any, Any] | None:
 
 
 def _part(value: Any, what: str, *, across: bool = False) -> Part:
-    """Match Transpose(Reshape(x)), where x may be an output of a Split that cuts the last dimension equally.
-
-    what: "queries", "keys" or "values", for messages.  across: whether the value is Kᵀ, with the tokens last.
-    """
+    """Match Transpose(Reshape(x)), where x may be an output of an equal Split.  across: the value is Kᵀ."""
     reshape = inputs_of(value)[0] if _is_transpose(value, _KEYS_ACROSS if across else _HEADS_APART) else None
     if reshape is None or kind_of(reshape) != "reshape":
         if change := _change_after_split(value):
@@ -318,15 +310,15 @@ def _columns(value: Any) -> tuple[Any, int, int]:
 
 def _change_after_split(value: Any) -> str:
     """Return how Q or K changes between the split into heads and Q Kᵀ: "normalised", "rotated …", or "" if unknown."""
-    at = plain(inputs_of(value)[0]) if kind_of(value) == "transpose" else value
+    at = inputs_of(value)[0] if kind_of(value) == "transpose" else value
     if kind_of(at) == "Concat":  # prefix tokens, which are not rotated, beside rotated patch tokens
-        at = plain(inputs_of(at)[-1])
-    operands = [plain(operand) for operand in inputs_of(at)] if kind_of(at) == "addition" else []
+        at = inputs_of(at)[-1]
+    operands = inputs_of(at) if kind_of(at) == "addition" else []
     factors = [operand for operand in operands if kind_of(operand) == "multiplication"]
     if len(factors) == 2:
         return "rotated by their position"
     # OpenVINO computes LayerNorm as MVN, a multiplication by the weight and an addition of the bias.
-    inner = [plain(operand) for factor in factors for operand in inputs_of(factor)]
+    inner = [operand for factor in factors for operand in inputs_of(factor)]
     return "normalised" if "MVN" in (kind_of(at), *map(kind_of, inner)) else ""
 
 

@@ -55,10 +55,8 @@ class OnnxRuntimeProgram:
     def __init__(self, open_session: Callable[[int], Any], *, threads: int = 0, chunk: int = 0) -> None:
         """Open the first session.
 
-        open_session: a function that takes the number of threads of an operator and returns an ``InferenceSession``.
-        threads: the number of threads; 0 uses a thread per core.
-        chunk: the maximum number of rows in a chunk; 0 uses `ROWS_A_CORE`.
-        Errors: as ``open_session``.
+        open_session: number of threads of an operator → ``InferenceSession``.
+        threads: 0 uses a thread per core.  chunk: the maximum number of rows in a chunk; 0 uses `ROWS_A_CORE`.
         """
         self.threads = threads or cores()
         self.chunk = chunk or ROWS_A_CORE
@@ -69,9 +67,9 @@ class OnnxRuntimeProgram:
         self._workers: tuple[Any, ThreadPoolExecutor] | None = None
         self._lock = threading.Lock()
 
-    def prepare(self, most: int) -> None:
-        """Open the sessions for batches of up to ``most`` rows now, so that no request waits for a session."""
-        if most >= self.threads > 1:
+    def prepare(self, max_rows: int) -> None:
+        """Open the sessions for batches of up to ``max_rows`` rows now, so that no request waits for a session."""
+        if max_rows >= self.threads > 1:
             self._made_workers()
 
     def run(self, batch: Any) -> Any:

@@ -31,7 +31,6 @@ from .openvino_view import (
     constant,
     constant_and_other,
     nodes_of,
-    plain,
     reader_of,
     shape_of,
     takers,
@@ -44,15 +43,11 @@ from .product_chains import Chain, chains_in, share_in_chains
 _ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # the numbers of masked_attention.h
 _TOKENS_A_CORE = 8  # the rows that chain_on_vectors.h multiplies at once
 _MIN_SHARE = 0.9
-_FALLBACK: dict[Arithmetic, tuple[Arithmetic, ...]] = {"f32": (), "bf16": ("f32",)}
 
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """An int8 value: its node, and the float32 value that is quantised.
-
-    ``source`` is an output of the replaced node, or of the last of nodes that only move its values.
-    """
+    """An int8 value.  source: the float32 value that is quantised, maybe moved after the replaced node computed it."""
 
     node: Any
     source: Any
@@ -64,8 +59,8 @@ class Form:
 
     last: the node whose output the operation computes.
     quantised: the int8 values that it computes instead; empty if a node reads the output in another type.
-    rounded: the operation reads ``inputs`` and writes its output in bfloat16.
     sum: the value of the sum of the inputs, if the operation returns it as a second output.
+    rounded: the operation reads ``inputs`` and writes its output in bfloat16.
     """
 
     attributes: dict[str, Any]
@@ -200,11 +195,10 @@ def kernels_from(library: Path, requested: Arithmetic) -> tuple[Kernels | None, 
     # OpenVINO raises RuntimeError for a library that was compiled for another version of OpenVINO.
     except (OSError, RuntimeError) as exc:
         return None, f"{library.name} cannot be loaded: {exc}"
-    for arithmetic in (requested, *_FALLBACK[requested]):
-        if support >= _ARITHMETIC[arithmetic]:
-            instruction_set = kernels.gmmvit_instruction_set_name().decode()
-            return Kernels(arithmetic, instruction_set, multiplies_int8, factory), arithmetic
-    return None, kernels.gmmvit_why_no_instruction_set().decode()
+    if not support:
+        return None, kernels.gmmvit_why_no_instruction_set().decode()
+    arithmetic: Arithmetic = requested if support >= _ARITHMETIC[requested] else "f32"
+    return Kernels(arithmetic, kernels.gmmvit_instruction_set_name().decode(), multiplies_int8, factory), arithmetic
 
 
 # ---- make an operation from an attention -------------------------------------------------------------------------
@@ -240,20 +234,9 @@ def _form_of(attention: MatchedAttention, arithmetic: Arithmetic, hint: Arithmet
 
 
 def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, int], ...]]:
-    """Return (the distinct values of ``ends``, the pairs of ``ends`` with each value's index instead of the value).
-
-    ends: (value, column) pairs.
-    """
-    inputs: list[Any] = []
-    keys: list[tuple[str, int]] = []
-    parts = []
-    for value, column in ends:
-        key = _key(value)
-        if key not in keys:
-            keys.append(key)
-            inputs.append(value)
-        parts.append((keys.index(key), column))
-    return inputs, tuple(parts)
+    """Return (the distinct values of (value, column) pairs, the pairs with the value's index instead of the value)."""
+    inputs = {_key(value): value for value, _ in ends}
+    return list(inputs.values()), tuple((list(inputs).index(_key(value)), column) for value, column in ends)
 
 
 def _key(value: Any) -> tuple[str, int]:
@@ -264,14 +247,11 @@ def _key(value: Any) -> tuple[str, int]:
 
 
 def _matched_norm(mvn: Any) -> Form | None:
-    """Match Quantize(norm(x)) or Quantize(norm(x + branch)), with a norm that nothing else reads; else return None.
-
-    Nodes that only move values may stand between the norm and Quantize.
-    """
+    """Match Quantize(move(norm(x))) or Quantize(move(norm(x + branch))), with a norm that nothing else reads."""
     attributes = mvn.get_attributes()
-    scaled = reader_of(mvn.output(0), through_casts=True)
+    scaled = reader_of(mvn.output(0))
     weight = constant_and_other(scaled, "multiplication") if scaled is not None else None
-    shifted = reader_of(scaled, through_casts=True) if weight is not None else None
+    shifted = reader_of(scaled) if weight is not None else None
     bias = constant_and_other(shifted, "addition") if shifted is not None else None
     if shifted is None or weight is None or bias is None:
         return None
@@ -279,7 +259,7 @@ def _matched_norm(mvn: Any) -> Form | None:
         return None
     last = shifted.get_node()
     step, quantised = _quantised(last, through_layout=True)
-    x = plain(mvn.input_value(0))
+    x = mvn.input_value(0)
     shape = shape_of(x)
     if step is None or shape is None or len(shape) != 2 or shape[1] % LANES:
         return None
@@ -306,17 +286,15 @@ def _quantised(node: Any, *, through_layout: bool) -> tuple[float | None, tuple[
         if ends != [-128, 127] or not np.isclose(low * 127, high * -128):
             return None, ()
         steps.add(high / 127)
-        source = plain(reader.input_value(0))
+        source = reader.input_value(0)
         values += [Quantised(target.get_node(), source) for target in reader.output(0).get_target_inputs()]
     whole = all(value.node.get_output_element_type(0).get_type_name() == "i8" for value in values)
     return (steps.pop(), tuple(values)) if len(steps) == 1 and whole else (None, ())
 
 
 def _quantises_beside(model: Any, taken: int) -> bool:
-    """Return whether a FakeQuantize stays in the graph if our operations replace ``taken`` FakeQuantize nodes.
-
-    OpenVINO computes matrix products in int8 only in graphs that contain a FakeQuantize.
-    """
+    """Return whether a FakeQuantize stays in the graph if our operations replace ``taken`` FakeQuantize nodes."""
+    # OpenVINO computes matrix products in int8 only in graphs that contain a FakeQuantize.
     return len(nodes_of(model, "FakeQuantize")) > taken
 
 

@@ -42,10 +42,9 @@ class OpenVinoProgram:
     def __init__(self, graph: Any, *, hint: Arithmetic, threads: int = 0, chunk: int = 0, kernels: Any = None) -> None:
         """Compile a graph.
 
-        graph: the path of an ONNX file, or the ``openvino.Model`` that was read from such a file, which is not changed.
+        graph: an ONNX file, or the ``openvino.Model`` that was read from it, which is not changed.
         chunk: the maximum number of rows in a chunk, a power of two; 0 uses `CHUNK`.
-        Errors: ImportError without OpenVINO.
-        UnusedKernelsError before the graph is compiled, when ``kernels`` replace no operator of the graph.
+        Errors: ImportError without OpenVINO.  UnusedKernelsError.
         RuntimeError when OpenVINO cannot read or compile the graph, or computes in another type than ``hint``.
         """
         import openvino
@@ -84,31 +83,26 @@ class OpenVinoProgram:
 
     @property
     def kernels(self) -> dict[str, int]:
-        """Name of a kernel → number of operators that the kernel computes, as OpenVINO reports them.
-
-        Only matrix products and operators of ours are counted.
-        """
+        """Name of a kernel → number of matrix products and of operators of ours, as OpenVINO reports them."""
         return dict(self._kernels)
 
     def model(self, rows: int, *, shared: bool = False) -> Any:
         """Return the ``openvino.Model`` for chunks of ``rows`` rows, with our operations.  Do not change the model.
 
-        shared: whether all cores share the rows, so that they wait for each other at the end of each operator. Our int8
-        products then save time, because the cores wait once in a chain of products. A core that computes a chunk by
-        itself is as fast with OpenVINO's products.
+        shared: whether all cores share the rows. They wait for each other at the end of each operator, so that our
+        chains of int8 products save time; a core alone is as fast with OpenVINO's products.
         """
         if shared and self._shared is not None:
             return self._shared
         return self._several if rows > 1 else self._small
 
-    def prepare(self, most: int) -> None:
-        """Compile the graph for all batches of up to ``most`` rows now, so that no request waits for a compilation."""
+    def prepare(self, max_rows: int) -> None:
+        """Compile the graph for all batches of up to ``max_rows`` rows now, so that no request waits for it."""
         with self._lock:
-            least = self.few_rows
-            for size in _powers(min(most, least - 1)):
+            for size in _powers(min(max_rows, self.few_rows - 1)):
                 self._prepared(size, 1)
-            if most >= least:
-                for size in _powers(min(self.chunk, -(-most // self.threads))):
+            if max_rows >= self.few_rows:
+                for size in _powers(min(self.chunk, -(-max_rows // self.threads))):
                     self._prepared(size, self.threads)
 
     def run(self, batch: Any) -> Any:
@@ -208,17 +202,17 @@ def _outputs(request: Any, count: int) -> list[Any]:
     return [request.get_output_tensor(output).data.copy() for output in range(count)]
 
 
-def _sizes(rows: int, most: int) -> Iterator[int]:
-    """Yield the sizes of the chunks of some rows, the largest first: powers of two up to ``most``."""
+def _sizes(rows: int, largest: int) -> Iterator[int]:
+    """Yield the sizes of the chunks of some rows, the largest first: powers of two up to ``largest``."""
     while rows:
-        size = min(most, 1 << (rows.bit_length() - 1))
+        size = min(largest, 1 << (rows.bit_length() - 1))
         yield size
         rows -= size
 
 
-def _powers(most: int) -> Iterator[int]:
-    """Yield the powers of two up to ``most``."""
-    return (1 << power for power in range(most.bit_length()))
+def _powers(largest: int) -> Iterator[int]:
+    """Yield the powers of two up to ``largest``."""
+    return (1 << power for power in range(largest.bit_length()))
 
 
 def _quantization(model: Any) -> dict[str, str]:
@@ -229,12 +223,9 @@ def _quantization(model: Any) -> dict[str, str]:
 def _has_as_many_queries_as_heads(model: Any) -> bool:
     """Return True if the model has an attention whose snippet OpenVINO may compute in the memory of its own queries.
 
-    OpenVINO compiles an attention into a single generated kernel, a snippet, and gives the output the memory of Q if
-    both have the same shape. Without regard to the order of their dimensions: (B, heads, tokens, d) and (B, tokens,
-    heads, d) are the same shape if there are as many queries as heads. A core then overwrites the queries of heads that
-    it has not read yet, and OpenVINO reports no error (2026.4; docs/pages/developing.md has a graph that shows it).
-    With snippets disabled, OpenVINO computes the attention with separate matrix products, whose results are right.
-    model: an ``openvino.Model`` with a fixed batch.
+    A snippet is a kernel that OpenVINO generates. Its output gets the memory of Q if both have the same shape, whatever
+    the order of their dimensions, so that a core overwrites queries that it has not read yet (OpenVINO 2026.4;
+    docs/pages/developing.md has a graph that shows it). With snippets disabled, the results are right.
     """
     shapes = [
         node.get_output_partial_shape(0).get_max_shape()

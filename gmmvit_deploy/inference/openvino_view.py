@@ -1,7 +1,6 @@
 """Read OpenVINO's graphs.
 
-A value is an output of a node. Every shape is without the batch dimension. Casts, which are Convert nodes, are not part
-of an attention or a norm: a graph in half precision has many, and the kernels replace them.
+A value is an output of a node. Every shape is without the batch dimension.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from typing import Any
 
 _KINDS = {
     "Add": "addition",
-    "Convert": "cast",
     "Multiply": "multiplication",
     "Reshape": "reshape",
     "Softmax": "softmax",
@@ -42,16 +40,11 @@ def inputs_of(value: Any) -> list[Any]:
     return list(value.get_node().input_values())
 
 
-def plain(value: Any) -> Any:
-    """Return the value before the casts that produce this value."""
-    while value.get_node().get_type_name() == "Convert":
-        value = value.get_node().input_value(0)
-    return value
-
-
 def constant(value: Any) -> Any:
-    """Return a constant, also behind casts, as a numpy array; None for a computed value."""
-    node = plain(value).get_node()
+    """Return a constant, also behind Convert nodes, as a numpy array; None for a computed value."""
+    node = value.get_node()
+    while node.get_type_name() == "Convert":
+        node = node.input_value(0).get_node()
     return node.data if node.get_type_name() == "Constant" else None
 
 
@@ -80,13 +73,10 @@ def bounds_of(node: Any) -> tuple[float, float, float, float] | None:
     return low, high, out_low, out_high
 
 
-def reader_of(value: Any, *, through_casts: bool = False) -> Any:
-    """Return the output of the only operator that reads this value, or None.  through_casts: skip casts."""
+def reader_of(value: Any) -> Any:
+    """Return the output of the only operator that reads this value, or None."""
     targets = list(value.get_target_inputs())
-    if len(targets) != 1:
-        return None
-    reader = targets[0].get_node().output(0)
-    return reader_of(reader, through_casts=True) if through_casts and kind_of(reader) == "cast" else reader
+    return targets[0].get_node().output(0) if len(targets) == 1 else None
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
@@ -103,12 +93,8 @@ def order_of(value: Any) -> list[int]:
 
 
 def takers(node: Any) -> list[Any]:
-    """Return the nodes that read the output of ``node``; casts are skipped."""
-    readers = []
-    for target in node.output(0).get_target_inputs():
-        taker = target.get_node()
-        readers += takers(taker) if taker.get_type_name() == "Convert" else [taker]
-    return readers
+    """Return the nodes that read the output of ``node``."""
+    return [target.get_node() for target in node.output(0).get_target_inputs()]
 
 
 def takers_behind_layout(node: Any) -> list[Any]:
@@ -121,13 +107,10 @@ def takers_behind_layout(node: Any) -> list[Any]:
     for each in inside:  # grows
         for target in (target for output in each.outputs() for target in output.get_target_inputs()):
             reader = target.get_node()
-            if reader.get_type_name() == "Convert":  # of the last values: it is not moved
-                readers += takers(reader)
-            elif reader.get_type_name() not in _MOVE_VALUES:
+            if reader.get_type_name() not in _MOVE_VALUES:
                 readers.append(reader)
             elif reader.get_name() not in {each.get_name() for each in inside}:
                 inside.append(reader)
     names = {each.get_name() for each in inside}
     joined = [value for each in inside if each.get_type_name() == "Concat" for value in each.input_values()]
-    alone = all(value.get_node().get_name() in names for value in joined)
-    return readers if alone and len(inside) > 1 else takers(node)
+    return readers if all(value.get_node().get_name() in names for value in joined) else takers(node)

@@ -14,22 +14,6 @@ from typing import TYPE_CHECKING, Literal, get_args
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "FLOAT32_ROLES",
-    "ONNXRUNTIME_PRECISIONS",
-    "OPENVINO_PRECISIONS",
-    "PRECISIONS",
-    "QUANTIZED",
-    "ROLES",
-    "SPECS",
-    "Arithmetic",
-    "ElementType",
-    "Precision",
-    "PrecisionSpec",
-    "Role",
-    "element_type",
-    "graph_precision",
-]
 
 Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)

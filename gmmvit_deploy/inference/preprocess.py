@@ -100,13 +100,9 @@ class Target(TypedDict):
 
 
 def pixels_from_bytes(data: bytes, **target: Unpack[Target]) -> NDArray[Any]:
-    """Decode an encoded image.
+    """Decode an encoded image.  Returns uint8 (height, width, channels).
 
-    data: the bytes of an image file.
-    Returns uint8 (height, width, channels).  EXIF rotation is not applied, as in training.
-    Errors: UnusableImage when the bytes are empty, are not an image, or are truncated.
-    UnusableImage when the image is too large, or has more than 8 bits a channel.
-    UnusableImage when the resize rule would make the image too large, or less than 1 pixel wide or high.
+    EXIF rotation is not applied, as in training.  Errors: UnusableImage, as `open_image` and `pixels_from_opened`.
     """
     with open_image(data) as image:
         return pixels_from_opened(image, **target)
@@ -126,10 +122,8 @@ def bytes_from_base64(text: bytes) -> bytes | None:
 
 
 def open_image(data: bytes) -> Any:
-    """Open an encoded image and check its header, without decoding a pixel.
+    """Open an encoded image as a ``PIL.Image``, and check its header, without decoding a pixel.
 
-    data: the bytes of an image file.
-    Returns a ``PIL.Image`` for `pixels_from_opened`; its ``size`` is (width, height) in pixels.
     Errors: UnusableImage when the bytes are empty, or are not an image; when the image is too large, has more than 8
     bits a channel, or has more parts than `MAX_SCANS`, `MAX_SEGMENTS` and `MAX_DATA_CHUNKS` allow.
     """
@@ -178,10 +172,8 @@ def pixels_from_opened(image: Any, **target: Unpack[Target]) -> NDArray[Any]:
 
 
 def pixels_to_compute(image: Any, *, height: int, width: int, resize: str, crop_pct: float = 1.0) -> int:
-    """Return the number of pixels of an opened image before or after resizing, whichever is more.
+    """Return the number of pixels of an opened image before or after resizing, whichever is more; decodes no pixel.
 
-    The pixels are counted from the header of the image and the resize rule; no pixel is decoded.
-    height, width, resize, crop_pct: as in `Target`.
     Errors: UnusableImage when the rule would make the image too large, or less than 1 pixel wide or high.
     """
     fit, _ = RESAMPLING[resize]
@@ -201,9 +193,9 @@ def _require_few_parts(data: bytes) -> None:
         counts = (("chunks of pixels", data_chunks, MAX_DATA_CHUNKS), ("other chunks", others, MAX_SEGMENTS))
     else:
         return
-    for what, count, most in counts:
-        if count > most:
-            raise UnusableImage(f"the image has more than {most} {what}, the maximum of an image")
+    for what, count, maximum in counts:
+        if count > maximum:
+            raise UnusableImage(f"the image has more than {maximum} {what}, the maximum of an image")
 
 
 def _jpeg_parts(data: bytes) -> tuple[int, int]:
@@ -284,7 +276,6 @@ def fitted(
 
     fit: stretch, center, squash, border or shortest, as at the top of this file.
     resampling: a ``PIL.Image.Resampling``.
-    crop_pct, mean: as in `Target`.
     Errors: as for `pixels_from_image`.  ValueError when ``fit`` is ``border`` and ``mean`` is None.
     """
     size = _resized_size(image.size, height=height, width=width, fit=fit, crop_pct=crop_pct)
@@ -292,7 +283,7 @@ def fitted(
     resized = image if size == image.size else image.resize(size, resampling)
     if size == (width, height):
         return resized
-    left, top = _begin(size[0], width, fit), _begin(size[1], height, fit)
+    left, top = _first(size[0], width, fit), _first(size[1], height, fit)
     if size[0] >= width and size[1] >= height:
         return resized.crop((left, top, left + width, top + height))
     return _padded(resized, left, top, height=height, width=width, mean=mean)
@@ -331,7 +322,7 @@ def _require_possible(size: tuple[int, int], resized: tuple[int, int], *, fit: s
         raise UnusableImage(f"{what}; the maximum is {MAX_IMAGE_PIXELS} pixels in total")
 
 
-def _begin(length: int, side: int, fit: str) -> int:
+def _first(length: int, side: int, fit: str) -> int:
     """Return the first pixel of the crop in an image of ``length`` pixels; at most 0 if the image is padded."""
     if fit == "shortest":
         return (length - side) // 2

@@ -199,10 +199,8 @@ def _add_norm(chain: Chain, norm: Any) -> None:
 
 
 def _add_products(chain: Chain, products: list[Product]) -> None:
-    if len(products) == 1:
-        _add_product(chain, products[0])
-    for product in products if len(products) > 1 else ():
-        _store(chain, product)
+    for product in products:
+        (_add_product if len(products) == 1 else _store)(chain, product)
 
 
 def _add_product(chain: Chain, product: Product) -> None:
@@ -237,10 +235,7 @@ def _put_product(chain: Chain, product: Product, kind: int, steps: float = 0.0, 
 
 
 def _joins_x(chain: Chain, product: Product, adder: Any) -> bool:
-    """Return whether a node adds a product to the residual stream of a chain; a chain without a stream takes this.
-
-    adder: an Add, or a ResidualNorm, which may not add.
-    """
+    """Return whether an Add or a ResidualNorm adds a product to the chain's x; a chain without x takes this one."""
     first, second = adder.input_value(0), adder.input_value(1)
     if adder.get_name() in chain.taken or (adder.get_type_name() == "ResidualNorm" and len(adder.inputs()) != 4):
         return False

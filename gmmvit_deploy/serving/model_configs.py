@@ -26,7 +26,7 @@ from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.inference.cores import cores
 from gmmvit_deploy.inference.precision import QUANTIZED, SPECS
 from gmmvit_deploy.inference.runner_name import RunnerName
-from gmmvit_deploy.runtimes.runners.proof import output_limits
+from gmmvit_deploy.runtimes.runners.right_outputs import output_limits
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 from gmmvit_deploy.serving.options import RepositoryOptions
 

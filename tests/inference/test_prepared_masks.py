@@ -7,10 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.inference.prepared_masks import prepared_mask
-from gmmvit_deploy.models.folding.fold import fold
-from tests.conftest import golden
 
 
 def mask_on_grid(heads: int, n: int) -> np.ndarray:
@@ -23,20 +20,6 @@ def mask_on_grid(heads: int, n: int) -> np.ndarray:
     mask[:] = make.standard_normal((heads, 1, 1), dtype=np.float32)
     mask[:, -g * g :, -g * g :] = apart[:, rows[:, None] - rows + g - 1, columns[:, None] - columns + g - 1]
     return mask
-
-
-@pytest.mark.parametrize(
-    ("name", "grids"),
-    [("vit_gmm", {8}), ("cait_gmm", {8}), ("pit_gmm", {16, 8}), ("swin_gmm", {0}), ("vit_elm", {0})],
-)
-def test_masks_of_trained_checkpoints(name: str, grids: set[int]) -> None:
-    case = golden(name)
-    masks = [mask.constant.numpy() for mask in fold(load_checkpoint(case.path, case.hints).model).masks]
-    prepared = set()
-    for mask in masks:
-        heads = mask.reshape(-1, *mask.shape[-2:])
-        prepared.add(prepared_mask(heads, "f32").grid)
-    assert prepared == grids
 
 
 @pytest.mark.parametrize("n", [64, 65, 196, 257])

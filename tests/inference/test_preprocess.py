@@ -79,47 +79,28 @@ def progressive(*, scans: int, segments: int = 0) -> bytes:
     return repeated[:2] + b"\xff\xfe\x00\x02" * segments + repeated[2:]
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (lambda: b"", "empty"),
-        (lambda: b"these are no image bytes", "not a JPEG, PNG, WEBP or BMP image"),
-        (lambda: encoded(photo(32, 32), "GIF"), "not a JPEG, PNG, WEBP or BMP image"),
-        (lambda: encoded(photo(64, 64), "JPEG")[:-500], "the JPEG image is damaged or truncated"),
-        (lambda: encoded(photo(64, 64), "PNG")[:-3000], "the PNG image is damaged or truncated"),
-        (lambda: encoded(photo(64, 64), "BMP")[:-500], "the BMP image is damaged or truncated"),
-        (lambda: png_bomb(8_000, 8_000), "the maximum is 50000000 pixels"),
-        (lambda: png_bomb(60_000, 60_000), "too large"),
-        (lambda: encoded(Image.fromarray(np.zeros((8, 8), np.uint16)), "PNG"), "more than 8 bits"),
-        (lambda: png_16_bits(2, 3), r"more than 8 bits per channel \(mode RGB\)"),
-        (lambda: png_16_bits(6, 4), "more than 8 bits"),
-        (lambda: png_16_bits(4, 2), "more than 8 bits"),
-        (lambda: progressive(scans=200), "more than 100 scans"),
-        (lambda: progressive(scans=1, segments=2000), "more than 1000 segments"),
-        (lambda: png(8, 8, b"", more=png_chunk(b"tEXt", b"a\0b") * 2000), "more than 1000 other chunks"),
-        (lambda: png(8, 8, b"", more=png_chunk(b"IDAT") * 10_001), "more than 10000 chunks of pixels"),
-        (lambda: bytes(MAX_IMAGE_BYTES + 1), "the maximum is"),
-    ],
-    ids=[
-        "empty",
-        "text",
-        "gif",
-        "cut jpeg",
-        "cut png",
-        "cut bmp",
-        "bomb",
-        "huge bomb",
-        "16 bit",
-        "16 bit colour",
-        "16 bit colour and alpha",
-        "16 bit grey and alpha",
-        "scans",
-        "segments",
-        "chunks",
-        "chunks of pixels",
-        "heavy",
-    ],
-)
+UNUSABLE: dict[str, tuple[Callable[[], bytes], str]] = {
+    "empty": (lambda: b"", "empty"),
+    "text": (lambda: b"these are no image bytes", "not a JPEG, PNG, WEBP or BMP image"),
+    "gif": (lambda: encoded(photo(32, 32), "GIF"), "not a JPEG, PNG, WEBP or BMP image"),
+    "cut jpeg": (lambda: encoded(photo(64, 64), "JPEG")[:-500], "the JPEG image is damaged or truncated"),
+    "cut png": (lambda: encoded(photo(64, 64), "PNG")[:-3000], "the PNG image is damaged or truncated"),
+    "cut bmp": (lambda: encoded(photo(64, 64), "BMP")[:-500], "the BMP image is damaged or truncated"),
+    "bomb": (lambda: png_bomb(8_000, 8_000), "the maximum is 50000000 pixels"),
+    "huge bomb": (lambda: png_bomb(60_000, 60_000), "too large"),
+    "16 bit": (lambda: encoded(Image.fromarray(np.zeros((8, 8), np.uint16)), "PNG"), "more than 8 bits"),
+    "16 bit colour": (lambda: png_16_bits(2, 3), r"more than 8 bits per channel \(mode RGB\)"),
+    "16 bit colour and alpha": (lambda: png_16_bits(6, 4), "more than 8 bits"),
+    "16 bit grey and alpha": (lambda: png_16_bits(4, 2), "more than 8 bits"),
+    "scans": (lambda: progressive(scans=200), "more than 100 scans"),
+    "segments": (lambda: progressive(scans=1, segments=2000), "more than 1000 segments"),
+    "chunks": (lambda: png(8, 8, b"", more=png_chunk(b"tEXt", b"a\0b") * 2000), "more than 1000 other chunks"),
+    "chunks of pixels": (lambda: png(8, 8, b"", more=png_chunk(b"IDAT") * 10_001), "more than 10000 chunks of pixels"),
+    "heavy": (lambda: bytes(MAX_IMAGE_BYTES + 1), "the maximum is"),
+}
+
+
+@pytest.mark.parametrize(("data", "message"), UNUSABLE.values(), ids=UNUSABLE)
 def test_unusable_bytes_are_refused_with_a_reason(data: Callable[[], bytes], message: str) -> None:
     with pytest.raises(UnusableImage, match=message):
         rgb(32).pixels_from_bytes(data())

@@ -20,8 +20,9 @@ from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.page import page_of, write_page
 from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport
+from gmmvit_deploy.runtimes.runners.names import RUNNERS
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runtimes.runners.open import RUNNERS, open_runner, open_runners
+from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
 from tests.browser import accessibility_problems
 from tests.conftest import EACH_FAMILY
 from tests.pages import require_readable_page

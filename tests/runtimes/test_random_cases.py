@@ -99,9 +99,9 @@ def simpler(case: Case) -> Iterator[Case]:
         numbers = value if isinstance(value, tuple) else (value,)
         for place, number in enumerate(numbers):
             if isinstance(number, int):
-                for least in sorted({0, 1, number // 2, number - 1}):
-                    if 0 <= least < number:
-                        other = (*numbers[:place], type(number)(least), *numbers[place + 1 :])
+                for smaller in sorted({0, 1, number // 2, number - 1}):
+                    if 0 <= smaller < number:
+                        other = (*numbers[:place], type(number)(smaller), *numbers[place + 1 :])
                         yield {**case, name: other if isinstance(value, tuple) else other[0]}
 
 
@@ -144,7 +144,7 @@ def random_kernel(random: Random) -> Case:
     instruction_set, arithmetic = random.choice(sets())
     case: Case = {"instruction_set": instruction_set, "arithmetic": arithmetic}
     kind = random.choice(["attention", "attention", "attention", "norm", "product"])
-    most = {
+    largest = {
         "attention": {
             "batch": 4,
             "heads": 16,
@@ -162,7 +162,7 @@ def random_kernel(random: Random) -> Case:
         "norm": {"adds": 1, "rows": 70, "width": 24},
         "product": {"rows": 200, "depth": 24, "width": 24},
     }
-    return {"kind": kind, **case, **{name: random.randint(0, size) for name, size in most[kind].items()}}
+    return {"kind": kind, **case, **{name: random.randint(0, size) for name, size in largest[kind].items()}}
 
 
 @functools.cache

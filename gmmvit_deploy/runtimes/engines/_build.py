@@ -32,10 +32,7 @@ def main(request_path: Path) -> None:
 
 
 def _build_all(library: Any, request: dict[str, Any], folder: Path, log: Any) -> dict[str, Any]:
-    """Build the plan and list its layers.
-
-    With several targets, the function also builds a plan for each target alone, because the layers differ by target.
-    """
+    """Build the plan and list its layers; with several targets, also those of a plan for each, because they differ."""
     logger = logger_class(library)(log)
     monitor = monitor_class(library)()
     signal.signal(signal.SIGTERM, lambda *_: monitor.stop())
@@ -128,17 +125,18 @@ def inspected(library: Any, logger: Any, plan: bytes) -> str:
 
 
 def logger_class(library: Any) -> Any:
-    """Return a logger class that writes all messages to a file, and stores the errors and the list of layers."""
+    """Return a class that keeps the errors and the list of layers, and writes all messages to a file, if it has one."""
 
     class Logger(library.ILogger):  # type: ignore[misc]
-        def __init__(self, file: Any) -> None:
+        def __init__(self, file: Any = None) -> None:
             library.ILogger.__init__(self)
             self.file = file
             self.errors: list[str] = []
             self.layers = ""
 
         def log(self, severity: Any, msg: str) -> None:
-            self.file.write(f"[{severity.name}] {msg}\n")
+            if self.file is not None:
+                self.file.write(f"[{severity.name}] {msg}\n")
             if severity.value <= library.ILogger.Severity.ERROR.value:
                 self.errors.append(msg)
             elif msg.startswith("Layers:"):

@@ -15,7 +15,6 @@ from gmmvit_deploy.graphs.declared import Attention
 from gmmvit_deploy.graphs.masks import require_folded
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of, unknown_operators
 from gmmvit_deploy.graphs.weights import without_weights
-from gmmvit_deploy.inference.matcher import Refusal, attentions_in_onnx
 from gmmvit_deploy.inference.precision import Role
 
 if TYPE_CHECKING:
@@ -27,9 +26,7 @@ class GraphSource:
     """A graph to build an engine from.
 
     tensor, shape, dtype: of the graph's input; the shape is without the batch.
-    head_dims: attention → head dim, where it can be inferred.
-    unmatched: softmax outside every known attention → why `inference.matcher` found no attention around it.
-    roles: node → role in the precision policy; empty if a node has no role.
+    head_dims: attention → head dim, where it can be inferred.  roles: node → role; empty if a node has no role.
     unjudged, unfolded, masks: as in `EngineCard`.  hashes: its ``sha256`` but for the plan.
     max_batch: of the bundle that contains the graph; None without a bundle.
     not_quantized: the projections that an int8 graph leaves unquantised on purpose, as its record says.
@@ -42,7 +39,6 @@ class GraphSource:
     dtype: str
     attentions: tuple[Attention, ...]
     head_dims: Mapping[str, int]
-    unmatched: Mapping[str, str]
     roles: Mapping[str, Role]
     unjudged: str
     unfolded: tuple[str, ...]
@@ -71,7 +67,6 @@ def source_from_onnx(path: Path) -> GraphSource:
         raise InputError(f"{path}: not an ONNX model: it has no nodes")
     tensor, shape, dtype = _input(path, proto)
     attentions = attentions_of(proto.graph)
-    inferred = _with_inferred_shapes(proto)
     unknown = unknown_operators(proto.graph)
     unjudged = ""
     if unknown:
@@ -90,8 +85,7 @@ def source_from_onnx(path: Path) -> GraphSource:
         shape=shape,
         dtype=dtype,
         attentions=attentions,
-        head_dims={} if inferred is None else _head_dims(inferred, attentions),
-        unmatched=_unmatched(proto, attentions),
+        head_dims=_head_dims(proto, attentions),
         roles={} if unknown else roles_of(proto.graph),
         unjudged=unjudged,
         unfolded=unfolded,
@@ -114,39 +108,15 @@ def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:
     return inputs[0].name, tuple(dims[1:]), str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
 
 
-def _with_inferred_shapes(proto: ModelProto) -> ModelProto | None:
+def _head_dims(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, int]:
+    """Map each attention to the head dim, the last dimension of Q, where it can be inferred."""
     from onnx import shape_inference
 
     try:
-        return shape_inference.infer_shapes(without_weights(proto), data_prop=True)
+        inferred = shape_inference.infer_shapes(without_weights(proto), data_prop=True).graph
     except shape_inference.InferenceError:
-        return None  # Some converters write inconsistent shapes. Only messages use the inferred shapes.
-
-
-def _unmatched(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, str]:
-    """Map each softmax outside every known attention to the reason of `inference.matcher`, for OpenVINO's graphs.
-
-    There are no reasons for a graph that OpenVINO cannot read, or that is too large for a protobuf.
-    """
-    from google.protobuf.message import EncodeError
-
-    unknown = {attention.name for attention in attentions if not attention.known}
-    if not unknown:
-        return {}
-    try:
-        matches = attentions_in_onnx(proto.SerializeToString())
-    except ImportError:
-        return dict.fromkeys(unknown, "install openvino to learn why")
-    except (EncodeError, RuntimeError, ValueError):
-        return {}
-    return {match.name: match.reason for match in matches if isinstance(match, Refusal) and match.name in unknown}
-
-
-def _head_dims(inferred: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, int]:
-    """Map each attention to the head dim, the last dimension of Q, where it can be inferred."""
-    shapes = {
-        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in inferred.graph.value_info
-    }
-    first = {node.name: node.input[0] for node in inferred.graph.node}
+        return {}  # Some converters write inconsistent shapes. Only messages use the inferred shapes.
+    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in inferred.value_info}
+    first = {node.name: node.input[0] for node in inferred.node}
     dims = {attention.name: shapes.get(first[attention.nodes[0]], [0])[-1:] for attention in attentions}
     return {name: dim[0] for name, dim in dims.items() if dim and dim[0]}

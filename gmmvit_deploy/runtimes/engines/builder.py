@@ -29,9 +29,8 @@ _KILLED_FOR_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltPlan:
-    """A finished plan.
+    """A finished plan.  seconds: the duration of the build.
 
-    path: the file of the plan.  log: the file of the builder's log.  seconds: the duration of the build.
     layers: target (compute capability; empty for the GPU of the build) → the text in which TensorRT lists the layers.
     """
 
@@ -52,11 +51,10 @@ def build_plan(
     folder: Path,
     on_progress: OnProgress = ignore,
 ) -> BuiltPlan:
-    """Build a plan into ``folder``, which must be empty.
+    """Build a plan into ``folder``, which must be empty.  On Ctrl-C, the builder is stopped first.
 
-    tensor: the name of the graph's input.  shape: its shape, without the batch.
+    tensor, shape: of the graph's input, without the batch.
     Errors: EngineError when the builder refuses the graph, fails, is killed, or is stopped.
-    On Ctrl-C, the builder is stopped first.
     """
     request = {
         "library": MODULES[flavor.name],

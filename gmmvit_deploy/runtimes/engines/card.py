@@ -18,8 +18,8 @@ from gmmvit_deploy.errors import EngineError, InputError
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.runtimes.engines.flavors import FlavorName
+from gmmvit_deploy.runtimes.engines.layers import AttentionProof, Miss
 from gmmvit_deploy.runtimes.engines.options import Profile, profile_from
-from gmmvit_deploy.runtimes.engines.proof import AttentionProof, Miss
 
 CARD_FORMAT = "gmmvit-engine/1"
 PLAN_FILE, CARD_FILE, LAYERS_FILE = "model.plan", "card.json", "layers.txt"
@@ -29,8 +29,8 @@ PLAN_FILE, CARD_FILE, LAYERS_FILE = "model.plan", "card.json", "layers.txt"
 class MaskCost:
     """Sizes and times of an engine and of its twin, of the same graph with a scalar in place of every mask.
 
-    layers: their number, with shape arithmetic.  kernels: the number of layers that run as GPU kernels.
-    bytes: the size of the plan.  milliseconds: batch size → median time on the GPU; None if no GPU was visible.
+    layers: their number, with shape arithmetic.  bytes: of the plan.
+    milliseconds: batch size → median time on the GPU; None if no GPU was visible.
     """
 
     layers: int
@@ -48,21 +48,17 @@ class EngineCard:
     """Content of ``card.json``: an engine's origin, options and checks.
 
     A target is a compute capability that the build named, or the name of the GPU that built the engine.
-
     sha256: the hashes of ``plan`` and ``onnx``, and of ``bundle`` and ``checkpoint`` if it was built from a bundle.
     masks: attention layer of the model → SHA-256 of the bytes of the layer's mask in the ONNX graph.
-    target: ``capabilities``: those that the build named; ``gpu``: the name of the GPU that built the engine, or None if
-    the build named capabilities; ``driver``: the version of the GPU driver, or None without a GPU.
-    tensor: the name, dtype and shape of the input; the shape is without the batch.
+    target: ``capabilities`` and ``driver``, and ``gpu``, None if the build named capabilities.
+    tensor: name, dtype and shape of the input, without the batch.
     flags: the options of the build that have no field (`BuildOptions.flags`).
-    trtexec: the command line of NVIDIA's tool that builds the same engine.
     attentions: the layers that compute each attention, in each profile on each target.
     misses: the matrix products and convolutions that run in another data type than the precision promises.
     unjudged: why these data types could not be checked, such as operators without a role; empty if they were.
     shares: target → data type → the fraction of the layers that run in this data type.
     layers: target → the number of layers in each profile.
     unfolded: what the graph computes at run time although it is constant, such as masks.
-    mask_cost: None if the build did not measure it.
     """
 
     sha256: Mapping[str, str]

@@ -51,10 +51,9 @@ class ServerTensorRT:
 def server_tensorrt(
     *, release: str | None = None, triton: str | None = None, tensorrt: str | None = None, name: str = ""
 ) -> ServerTensorRT:
-    """Find the TensorRT version of a server, by the first of these that is given.
+    """Find the TensorRT version of a server from ``tensorrt``, or else ``release``, or else ``triton``.
 
-    tensorrt: the TensorRT version.  release: of NVIDIA's Triton container, such as ``25.04``.
-    triton: the Triton version that a running server reports, such as ``2.57.0``.  name: of the server, for messages.
+    release: of NVIDIA's Triton container, such as ``25.04``.  triton: the version that a running server reports.
     Errors: InputError when the version is malformed or not known, or when none is given.
     """
     if tensorrt is not None:

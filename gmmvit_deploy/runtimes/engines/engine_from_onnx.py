@@ -34,14 +34,16 @@ from gmmvit_deploy.runtimes.engines.card import (
     open_engine,
 )
 from gmmvit_deploy.runtimes.engines.flavors import Flavor, refuse, visible_gpu
-from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile, trtexec_line
-from gmmvit_deploy.runtimes.engines.proof import (
+from gmmvit_deploy.runtimes.engines.layers import (
+    AttentionProof,
     Layer,
+    Miss,
     layers_from_text,
     prove_attentions,
     shares_of,
     unreached,
 )
+from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile, trtexec_line
 
 
 def engine_from_bundle(
@@ -58,11 +60,9 @@ def engine_from_bundle(
 ) -> Engine:
     """Build an engine from a graph of a bundle, the folder that ``gmmvit export`` writes.
 
-    variant: the graph in one of the bundle's precisions.
     out: the folder to write; None writes a folder in the bundle's ``engines/``.
-    The other arguments are as in `engine_from_onnx`.
-    Errors: as in `engine_from_onnx`, InputError for a bundle with several outputs, and ExportError when the graph
-    computes a mask at run time.
+    The other arguments and the errors are as in `engine_from_onnx`; also InputError for a bundle with several outputs,
+    and ExportError when the graph computes a mask at run time.
     """
     if len(bundle.manifest.outputs) > 1:
         raise InputError(
@@ -201,22 +201,13 @@ def _card(
 ) -> EngineCard:
     gpu = visible_gpu()
     named = {target or (gpu.name if gpu else "this GPU"): target_layers for target, target_layers in layers.items()}
-    proofs = tuple(
-        proof
-        for target, target_layers in named.items()
-        for proof in prove_attentions(
-            target_layers,
-            source.attentions,
-            target=target,
-            profiles=len(profiles),
-            head_dims=source.head_dims,
-            unmatched=source.unmatched,
+    proofs: list[AttentionProof] = []
+    misses: list[Miss] = []
+    for target, target_layers in named.items():
+        proofs += prove_attentions(
+            target_layers, source.attentions, target=target, profiles=len(profiles), head_dims=source.head_dims
         )
-    )
-    misses = tuple(
-        miss
-        for target, target_layers in named.items()
-        for miss in unreached(
+        misses += unreached(
             target_layers,
             source.roles,
             options.precision,
@@ -224,7 +215,6 @@ def _card(
             profiles=len(profiles),
             not_quantized=source.not_quantized,
         )
-    )
     return EngineCard(
         sha256={"plan": sha256_of_file(plan.path), **source.hashes},
         masks=source.masks,
@@ -249,8 +239,8 @@ def _card(
         ),
         size_bytes=plan.path.stat().st_size,
         build_seconds=round(plan.seconds, 3),
-        attentions=proofs,
-        misses=misses,
+        attentions=tuple(proofs),
+        misses=tuple(misses),
         unjudged=source.unjudged,
         shares={target: shares_of(target_layers) for target, target_layers in named.items()},
         layers={
@@ -301,10 +291,7 @@ def _mask_cost(
     build: Callable[[Path], BuiltPlan],
     onnx: Path,
 ) -> MaskCost:
-    """Compare an engine with its twin, of the same graph with a scalar in place of every mask; on a GPU, also in time.
-
-    build: a function that builds a plan from an ONNX file.  onnx: the file to write the twin's graph to.
-    """
+    """Compare an engine with its twin, of the same graph with a scalar in place of every mask, written to ``onnx``."""
     write_graph(with_masks_of_one(source.proto), onnx)
     twin = build(onnx)
     own, other = (layers_from_text(next(iter(built.layers.values()))) for built in (plan, twin))

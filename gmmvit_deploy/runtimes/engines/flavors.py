@@ -25,11 +25,7 @@ MODULES: dict[FlavorName, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tenso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU of this machine.
-
-    name: the name that the driver reports.  capability: the compute capability, such as ``8.9``.
-    driver: the version of the driver.
-    """
+    """A GPU of this machine, as nvidia-smi reports it.  capability: the compute capability, such as ``8.9``."""
 
     name: str
     capability: str
@@ -40,8 +36,7 @@ class Gpu:
 class Flavor:
     """An installed TensorRT or TensorRT for RTX.
 
-    version: the version of the Python package.
-    capabilities: the compute capabilities that the flavor can build for; empty if the package lists no capabilities.
+    capabilities: the compute capabilities that the flavor can build for; empty if the package lists none.
     """
 
     name: FlavorName
@@ -75,8 +70,7 @@ def visible_gpu() -> Gpu | None:
 def find_flavor(name: str) -> Flavor:
     """Return the installed flavor with this name.
 
-    name: ``tensorrt``, ``tensorrt-rtx`` or ``auto``. With a visible GPU, ``auto`` selects ``tensorrt`` if installed.
-    Otherwise ``auto`` selects ``tensorrt-rtx``.
+    name: a flavor, or ``auto``: with a visible GPU, ``tensorrt`` if installed, otherwise ``tensorrt-rtx``.
     Errors: InputError when the name is not known.  MissingDependencyError when the flavor is not installed.
     """
     if name == "auto":

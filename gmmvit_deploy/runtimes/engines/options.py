@@ -47,16 +47,15 @@ def profile_from(text: str) -> Profile:
 class BuildOptions:
     """Options for building an engine.
 
-    precision: the precision of the graph.
     profiles: ranges of batch sizes; a batch runs in the first range that contains its size. Empty selects a default.
     capabilities: the compute capabilities to build for, such as ``8.9``; empty builds for the GPU of this machine.
     optimization_level: 0 to 5; higher levels take longer to build. None uses the builder's default.
     timing_cache: the file with TensorRT's measured kernel times, which a build reads if it exists, and writes.
-    version_compatible: allow later TensorRT versions with the same major version to load the engine.
+    version_compatible: later TensorRT versions with the same major version can load the engine.
     hardware_compatible: the GPUs that can run the engine: ``none``, only the GPU of the build; ``ampere+``, Ampere and
     later; ``same-cc``, those with the same compute capability.
     tf32: allow float32 matrix products to use TF32, which drops 13 bits of the inputs.
-    workspace_mib: the GPU memory for temporary data, in MiB; None allows all.
+    workspace_mib: the GPU memory for temporary data; None allows all.
     require_fused: fail unless every attention is a single GPU kernel.
     require_precision: fail unless every matrix product runs in the data type that the precision promises.
     """
@@ -95,14 +94,9 @@ class BuildOptions:
 
     def flags(self) -> dict[str, object]:
         """Return the options that the engine's card records as ``flags``."""
-        return {
-            "optimization_level": self.optimization_level,
-            "timing_cache": str(self.timing_cache) if self.timing_cache else None,
-            "version_compatible": self.version_compatible,
-            "hardware_compatible": self.hardware_compatible,
-            "tf32": self.tf32,
-            "workspace_mib": self.workspace_mib,
-        }
+        names = ("optimization_level", "version_compatible", "hardware_compatible", "tf32", "workspace_mib")
+        cache = str(self.timing_cache) if self.timing_cache else None
+        return {"timing_cache": cache, **{name: getattr(self, name) for name in names}}
 
 
 _HARDWARE_FLAGS = {"ampere+": "ampere+", "same-cc": "sameComputeCapability"}
@@ -113,8 +107,7 @@ def trtexec_line(
 ) -> str:
     """Return the command line with which NVIDIA's tool builds the same engine without this package.
 
-    onnx: the ONNX file.  tensor: the name of the graph's input.  shape: the shape of this input, without the batch.
-    rtx: True for TensorRT for RTX, whose tool is ``tensorrt_rtx``; False for ``trtexec``.
+    tensor, shape: of the graph's input, without the batch.  rtx: for TensorRT for RTX, whose tool is ``tensorrt_rtx``.
     """
     parts = ["tensorrt_rtx" if rtx else "trtexec", f"--onnx={onnx}", "--saveEngine=model.plan"]
     if not rtx:

@@ -14,7 +14,7 @@ from gmmvit_deploy.runtimes.engines.card import Engine, EngineCard
 
 
 def write_page(engine: Engine, path: Path, *, force: bool = False) -> None:
-    """Write the page of an engine to ``path``.  Errors: as in `written_page`."""
+    """Errors: as in `written_page`."""
     written_page(page_of(engine), path, force=force)
 
 
@@ -56,12 +56,9 @@ def _verdict(engine: Engine) -> Summary:
     fused = f"{len(card.attentions) - len(scattered)} of {len(card.attentions)} attentions are a single kernel each"
     changes = (*_shortcomings(card), *_scope(engine))
     if card.misses or card.unfolded:
-        what = (
-            [f"{len(card.misses)} matrix products do not run in the type that {card.precision} promises"]
-            if card.misses
-            else []
-        )
-        what += [f"{len(card.unfolded)} parts of the graph are not folded"] if card.unfolded else []
+        misses, unfolded = len(card.misses), len(card.unfolded)
+        what = [f"{misses} matrix products do not run in the type that {card.precision} promises"] * bool(misses)
+        what += [f"{unfolded} parts of the graph are not folded"] * bool(unfolded)
         sentence = f"The engine is not what was promised: {' and '.join(what)}; {fused}."
         return Summary(outcome="failed", word="NOT AS PROMISED", sentence=sentence, changes=changes)
     if card.unjudged:
@@ -111,10 +108,10 @@ def _counted(names: list[str], noun: str) -> str:
     return f"{count} {noun}{'s' * (count > 1)}"
 
 
-def _some(names: list[str], most: int = 3) -> str:
+def _some(names: list[str], shown: int = 3) -> str:
     unique = list(dict.fromkeys(names))
-    more = f" and {len(unique) - most} more" if len(unique) > most else ""
-    return ", ".join(unique[:most]) + more
+    more = f" and {len(unique) - shown} more" if len(unique) > shown else ""
+    return ", ".join(unique[:shown]) + more
 
 
 def facts_of(card: EngineCard) -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import EngineError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.runtimes.engines._build import logger_class
 from gmmvit_deploy.runtimes.engines.flavors import FlavorName, tensorrt_library
 
 if TYPE_CHECKING:
@@ -39,8 +40,7 @@ class _Slot:
 class PlanSession:
     """Runs a plan on the GPU.
 
-    plan: the content of the plan's file.  tensor, dtype: of the input.
-    profile_of: maps a batch size to the index of the optimisation profile.
+    tensor, dtype: of the input.  profile_of: maps a batch size to the index of the optimisation profile.
     host_code: allow the code that a version compatible plan contains to run on the host.
     Errors: MissingDependencyError when PyTorch or the flavor is not installed.
     EngineError when PyTorch sees no GPU, TensorRT does not load the plan, or the plan has not a single float32 output.
@@ -63,7 +63,7 @@ class PlanSession:
                 hint="type gmmvit doctor to check the installation",
             )
         library = tensorrt_library(flavor)
-        self._logger = _errors_kept(library)
+        self._logger = logger_class(library)()
         runtime: trt.Runtime = library.Runtime(self._logger)
         runtime.engine_host_code_allowed = host_code
         engine: trt.ICudaEngine | None = runtime.deserialize_cuda_engine(plan)
@@ -165,16 +165,3 @@ def _output_of(library: Any, engine: trt.ICudaEngine) -> str:
             hint=_BUILD_AGAIN,
         )
     return outputs[0]
-
-
-def _errors_kept(library: Any) -> Any:
-    class Logger(library.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            library.ILogger.__init__(self)
-            self.errors: list[str] = []
-
-        def log(self, severity: Any, msg: str) -> None:
-            if severity.value <= library.ILogger.Severity.ERROR.value:
-                self.errors.append(msg)
-
-    return Logger()

@@ -28,8 +28,6 @@ from gmmvit_deploy.errors import (
 )
 from gmmvit_deploy.runtimes.programs.access import Access, parse_url
 
-__all__ = ["Request", "error_from_refusal", "error_from_transport"]
-
 _LOCAL = re.compile(
     r"failed to connect|connection (refused|reset|timed out|aborted)|socket closed|broken pipe|recvmsg|sendmsg"
     r"|tcp_(read|write)|dns |name resolution|name or service|domain name|c-ares|address list|goaway|stream removed"
@@ -51,7 +49,7 @@ _WHAT = {
     "get_inference_statistics": "the statistics",
     "get_server_metadata": "the version",
 }
-_LONGEST_REASON = 160
+_MAX_REASON = 160
 
 
 class Request(NamedTuple):
@@ -103,10 +101,7 @@ def error_from_transport(exc: Exception, request: Request) -> ServerError:
 
 
 def _status(exc: Any) -> str:
-    """Return gRPC's name of the status, or the number of HTTP's status.
-
-    gRPC's client names the HTTP status of an answer without a gRPC status in the text; then the number counts.
-    """
+    """Return gRPC's name of the status, or the number of HTTP's status, which an answer without gRPC's has as text."""
     behind = _HTTP_BEHIND_GRPC.search(str(exc.message()))
     return behind[1] if behind else str(exc.status()).removeprefix("StatusCode.")
 
@@ -120,7 +115,7 @@ def _reason(exc: Any) -> str:
 
 
 def _short(text: str) -> str:
-    return " ".join(text.split())[:_LONGEST_REASON]
+    return " ".join(text.split())[:_MAX_REASON]
 
 
 def _refused(status: str, reason: str, request: Request, retry_after: str | None) -> ServerError | None:
@@ -191,19 +186,19 @@ def _unreachable(detail: str, request: Request) -> ServerError:
     )
 
 
-def _other_port(url: str) -> str:
-    """Return the address with the usual port of its protocol if ``url`` has the usual port of the other protocol."""
-    protocol, address, tls = parse_url(url)
-    host, _, port = address.rpartition(":")
-    usual = {"http": "8000", "grpc": "8001"}
-    own = usual.pop(protocol)
-    return f"{protocol}{'s' if tls else ''}://{host}:{own}" if port in usual.values() else ""
-
-
+_PORTS = {"http": "8000", "grpc": "8001"}
 _PORT_OF = {
     "http": "port 8001 is the usual port of gRPC, and 8000 that of HTTP",
     "grpc": "port 8000 is the usual port of HTTP, and 8001 that of gRPC",
 }
+
+
+def _other_port(url: str) -> str:
+    """Return the address with the port of its protocol if ``url`` has Triton's port of the other protocol."""
+    protocol, address, tls = parse_url(url)
+    host, _, port = address.rpartition(":")
+    is_other = port in _PORTS.values() and port != _PORTS[protocol]
+    return f"{protocol}{'s' if tls else ''}://{host}:{_PORTS[protocol]}" if is_other else ""
 
 
 def _untrusted(detail: str, request: Request) -> ServerError:

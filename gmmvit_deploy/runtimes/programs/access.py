@@ -10,10 +10,8 @@ from typing import Literal, NamedTuple
 
 from gmmvit_deploy.errors import InputError
 
-__all__ = ["NO_ACCESS", "Access", "ServerUrl", "open_access", "parse_url", "protocol_of"]
-
 _KEY_HINT = "write the key alone on a line of the file; lines that begin with # are comments"
-_MOST_KEY_BYTES = 65_536
+_MAX_FILE_BYTES = 4 * 2**20
 _PORTS = {"http": 8000, "grpc": 8001, "https": 443, "grpcs": 443}
 """Scheme → default port: Triton's own ports, and the port of HTTPS for a connection with TLS."""
 
@@ -84,7 +82,7 @@ def _require_certificates(path: Path) -> None:
 
 def _text(path: Path, expected: str) -> str:
     try:
-        if path.stat().st_size > _MOST_KEY_BYTES * 64:
+        if path.stat().st_size > _MAX_FILE_BYTES:
             raise InputError(f"{path}: expected a file with {expected}, got {path.stat().st_size} bytes")
         return path.read_text(encoding="ascii" if expected == "a key" else "utf-8")
     except OSError as exc:

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.graphs.emulate import with_quantized_activations, without_bfloat16
 from gmmvit_deploy.graphs.quantized_faults import quantized_range
-from gmmvit_deploy.graphs.wiring import Wiring, copy_of
-from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_proto
+from gmmvit_deploy.graphs.wiring import Wiring
+from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_proto, with_outputs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
-
-__all__ = ["CountedGraph", "emulated_logits", "emulated_outputs"]
+_BATCH = 8  # the inputs that run at once
 
 
 def emulated_logits(proto: ModelProto, inputs: NDArray[Any], *, name: str) -> NDArray[Any]:
@@ -27,18 +26,16 @@ def emulated_logits(proto: ModelProto, inputs: NDArray[Any], *, name: str) -> ND
     return emulated_outputs(proto, inputs, name=name)[0]
 
 
-def emulated_outputs(proto: ModelProto, inputs: NDArray[Any], *, name: str, batch: int = 8) -> tuple[NDArray[Any], ...]:
-    """Compute the float32 outputs (B, …) of a graph with every rounding of the graph.
+def emulated_outputs(proto: ModelProto, inputs: NDArray[Any], *, name: str) -> tuple[NDArray[Any], ...]:
+    """Compute the float32 outputs (B, …) of a graph with every rounding of the graph.  inputs: (B, …).
 
-    proto: the graph.  inputs: B inputs of the graph, (B, …).  name: the graph's name in error messages.
-    batch: the number of inputs that run at once.
-    Errors: BundleError when ONNX Runtime cannot load the graph.
+    name: the graph's name in error messages.  Errors: BundleError when ONNX Runtime cannot load the graph.
     """
     import numpy as np
 
     session = session_from_proto(with_quantized_activations(without_bfloat16(proto)), name, exact=True)
     (image,) = (value.name for value in proto.graph.input)
-    parts = [session.run(None, {image: inputs[i : i + batch]}) for i in range(0, len(inputs), batch)]
+    parts = [session.run(None, {image: inputs[i : i + _BATCH]}) for i in range(0, len(inputs), _BATCH)]
     return tuple(np.concatenate(rows) for rows in zip(*parts, strict=True))
 
 
@@ -46,32 +43,27 @@ class CountedGraph:
     """A quantised graph that runs with every rounding, and counts the values that saturate."""
 
     def __init__(self, proto: ModelProto, *, name: str) -> None:
-        """proto, name: as in `emulated_outputs`.  Errors: as there."""
-        from onnx import ValueInfoProto
-
-        probed = copy_of(with_quantized_activations(without_bfloat16(proto)))
-        (self._image,) = (value.name for value in probed.graph.input)
-        outputs = [value.name for value in probed.graph.output]
-        self._nodes = [node for node in probed.graph.node if node.op_type == "QuantizeLinear"]
-        wiring = Wiring(probed.graph)
+        """Arguments and errors: as `emulated_outputs`."""
+        graph = with_quantized_activations(without_bfloat16(proto))
+        (self._image,) = (value.name for value in graph.graph.input)
+        self._nodes = [node for node in graph.graph.node if node.op_type == "QuantizeLinear"]
+        wiring = Wiring(graph.graph)
         self._ranges = {node.name: quantized_range(wiring, node) for node in self._nodes}
-        self._names = list(dict.fromkeys([outputs[0], *(node.input[0] for node in self._nodes)]))
-        probed.graph.output.extend(ValueInfoProto(name=one) for one in self._names if one not in outputs)
-        self._session = session_from_proto(probed, name, exact=True)
+        self._names = list(dict.fromkeys([graph.graph.output[0].name, *(node.input[0] for node in self._nodes)]))
+        self._session = session_from_proto(with_outputs(graph, self._names), name, exact=True)
         self._beyond = dict.fromkeys(self._ranges, 0)
         self._counts = dict.fromkeys(self._ranges, 0)
 
-    def logits(self, inputs: NDArray[Any], counted: NDArray[Any] | None = None, *, batch: int = 8) -> NDArray[Any]:
+    def logits(self, inputs: NDArray[Any], counted: NDArray[Any] | None = None) -> NDArray[Any]:
         """Compute the first output (B, C).
 
-        inputs: (B, …).  counted: (B,), True for the inputs whose saturated values are counted; None counts none.
-        batch: the number of inputs that run at once.
+        counted: (B,), True for the inputs whose saturated values are counted; None counts none.
         """
         import numpy as np
 
         rows = []
-        for start in range(0, len(inputs), batch):
-            answers = self._session.run(self._names, {self._image: inputs[start : start + batch]})
+        for start in range(0, len(inputs), _BATCH):
+            answers = self._session.run(self._names, {self._image: inputs[start : start + _BATCH]})
             values = dict(zip(self._names, answers, strict=True))
             rows.append(answers[0])
             if counted is None:
@@ -79,7 +71,7 @@ class CountedGraph:
             for node in self._nodes:
                 low, high = self._ranges[node.name]
                 # A value that exceeds the range by less than half a step is rounded.
-                x, half = values[node.input[0]][counted[start : start + batch]], (high - low) / 510
+                x, half = values[node.input[0]][counted[start : start + _BATCH]], (high - low) / 510
                 self._beyond[node.name] += int(np.count_nonzero((x < low - half) | (x > high + half)))
                 self._counts[node.name] += x.size
         return np.concatenate(rows)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle, InputKind
     from gmmvit_deploy.images.spec import ImageSpec
 
-__all__ = ["ImageBatches", "image_hashes", "open_images", "require_images", "require_source"]
 
 _ARRAY_SUFFIXES = (".npy", ".npz")
 _SPLIT = "train"
@@ -38,8 +37,7 @@ _SPLIT = "train"
 class ImageBatches:
     """Images that can be iterated as batches of the bundle's input.
 
-    Of images with the same input, only the first is in a batch: images that set ranges must not also judge them. So a
-    batch may be smaller.
+    Of images with the same input, only the first is in a batch: images that set ranges must not also judge them.
     source: the name of the data, with its split.  count: the number of images, with copies.
     sha256: the hash of all batches of the latest iteration, in order. The hash identifies the data of a calibration.
     """
@@ -123,8 +121,7 @@ def open_images(bundle: Bundle, source: str, *, limit: int, batch: int = 32) -> 
     source: named data (`data.open`); or an image file, a folder of image files, or a pattern of file names; or an .npz
     or .npy file with an array of the graph's input. Named data and a folder with a subfolder ``train`` give the split
     ``train``, unless the name ends with ``#test``.
-    limit: the maximum number of images. If the source has more images, images at equal distances are chosen.
-    batch: the maximum number of images in a batch.
+    limit: the maximum number of images; of more, images at equal distances are chosen.  batch: images in a batch.
     Errors: InputError when the source has no image, or when an array has another shape or data type than the graph's
     input, or has values that are not finite.
     """
@@ -166,9 +163,7 @@ def require_images(source: str, image: ImageSpec, input_kind: InputKind) -> None
     """Check that the images of ``source`` fit a network.
 
     The check reads a whole array file, but only the first image of any other source.
-    image: the images that the network takes.  input_kind: the kind of the network's input, ``pixels`` or ``tensor``.
-    Errors: InputError as for `open_images`.
-    ImageError when the first image cannot be decoded.
+    Errors: InputError as for `open_images`.  ImageError when the first image cannot be decoded.
     """
     if _is_array(source):
         _array(Path(source), image, input_kind)

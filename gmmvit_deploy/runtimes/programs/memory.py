@@ -17,8 +17,6 @@ from pathlib import Path
 
 from gmmvit_deploy.inference.cores import groups, lines
 
-__all__ = ["available_bytes", "release_memory"]
-
 _FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -34,8 +32,8 @@ def available_bytes(root: Path = Path("/")) -> int | None:
     stated = [int(kib) * 1024 for kib in re.findall(r"^(?:MemAvailable|SwapFree): +(\d+) kB", machine, re.MULTILINE)]
     free = [sum(stated)] if stated else []
     for folder in groups(root, "memory"):
-        for most, used, cached in _FILES:
-            sizes = ["".join(lines(folder / name)) for name in (most, used)]
+        for limit, used, cached in _FILES:
+            sizes = ["".join(lines(folder / name)) for name in (limit, used)]
             if all(size.isdigit() for size in sizes):
                 held = re.search(rf"^{cached} (\d+)$", "\n".join(lines(folder / "memory.stat")), re.MULTILINE)
                 free.append(int(sizes[0]) - int(sizes[1]) + (int(held[1]) if held else 0))
@@ -43,12 +41,9 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def release_memory() -> None:
-    """Return the memory of unused objects to the system.
-
-    The C library keeps freed blocks of the size of a weight for later use by the same allocator: after ONNX Runtime has
-    closed its sessions, twice the memory of the weights, which OpenVINO cannot use.
-    """
+    """Return the memory of unused objects to the system."""
     gc.collect()
+    # The C library keeps freed blocks: after ONNX Runtime has closed its sessions, twice the memory of the weights.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has this function
     if trim is not None:
         trim(0)

@@ -19,26 +19,13 @@ from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.graphs.calibration import Calibration
 from gmmvit_deploy.graphs.quantize import activations_of
 from gmmvit_deploy.graphs.weights import has_external_weights, write_graph
-from gmmvit_deploy.graphs.wiring import end_of_normalisation
+from gmmvit_deploy.graphs.wiring import copy_of, end_of_normalisation
 from gmmvit_deploy.inference.onnxruntime_program import OnnxRuntimeProgram, session_options
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
-
-__all__ = [
-    "INSTALL_ONNXRUNTIME",
-    "MEND_ONNXRUNTIME",
-    "calibrate",
-    "import_onnxruntime",
-    "normalised_in_graph",
-    "program_from_onnx",
-    "require_onnxruntime",
-    "session_from_bytes",
-    "session_from_onnx",
-    "session_from_proto",
-]
 
 _DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
 _GPU = "pip install 'gmmvit-deploy[gpu]'"
@@ -66,11 +53,7 @@ def require_onnxruntime() -> str:
 
 
 def import_onnxruntime() -> Any:
-    """Import ONNX Runtime.
-
-    Errors: as `require_onnxruntime`.
-    GmmvitError when files of the package are missing.
-    """
+    """Import ONNX Runtime.  Errors: as `require_onnxruntime`.  GmmvitError when files of the package are missing."""
     name = require_onnxruntime()
     onnxruntime = require("onnxruntime", package="onnxruntime", extra="cpu")
     if not hasattr(onnxruntime, "InferenceSession"):
@@ -88,68 +71,60 @@ def _version(distribution: str) -> str:
 def program_from_onnx(path: Path, *, threads: int = 0) -> OnnxRuntimeProgram:
     """Open a graph as a program that divides large batches into chunks, and runs the chunks in parallel.
 
-    threads: the number of threads; 0 uses a thread per core.
-    Errors: as `session_from_onnx`.
+    threads: 0 uses a thread per core.  Errors: as `session_from_onnx`.
     """
     return OnnxRuntimeProgram(lambda number: session_from_onnx(path, threads=number), threads=threads)
 
 
-def session_from_onnx(path: Path, *, threads: int | None = None) -> Any:
-    """Open an ``onnxruntime.InferenceSession`` on the CPU provider.
+def session_from_onnx(graph: Path | bytes, name: str = "", *, threads: int | None = None, exact: bool = False) -> Any:
+    """Open a graph as an ``onnxruntime.InferenceSession`` on the CPU provider.
 
+    graph: the ONNX file, or the serialised graph.  name: the graph's name in error messages; "" is that of the file.
     threads: the number of threads for an operator. None uses ONNX Runtime's default, a thread per core.
-    Errors: as `import_onnxruntime`.
-    BundleError when ONNX Runtime cannot load the graph.
-    """
-    return _session(str(path), str(path), threads)
-
-
-def session_from_bytes(graph: bytes, name: str, *, threads: int | None = None, exact: bool = False) -> Any:
-    """Open a serialised graph as an ``onnxruntime.InferenceSession`` on the CPU provider.
-
-    name: the graph's name in error messages.  threads: as in `session_from_onnx`.
     exact: True to turn optimisation off, so that ONNX Runtime omits no rounding of the graph.
-    Errors: as `session_from_onnx`.
+    Errors: as `import_onnxruntime`.  BundleError when ONNX Runtime cannot load the graph.
     """
-    return _session(graph, name, threads, exact=exact)
-
-
-def session_from_proto(proto: ModelProto, name: str, *, exact: bool = False) -> Any:
-    """Open a graph as `session_from_bytes` does.  A graph with large weights is written to a temporary folder."""
-    if not has_external_weights(proto):
-        return session_from_bytes(proto.SerializeToString(), name, exact=exact)
-    with temporary_folder("graph") as folder:
-        write_graph(proto, folder / "model.onnx")
-        return _session(str(folder / "model.onnx"), name, None, exact=exact)
-
-
-def _session(graph: str | bytes, name: str, threads: int | None, *, exact: bool = False) -> Any:
     onnxruntime = import_onnxruntime()
     try:
         options = session_options(threads)
         if exact:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        stored = graph if isinstance(graph, bytes) else str(graph)
+        return onnxruntime.InferenceSession(stored, options, providers=["CPUExecutionProvider"])
     # ONNX Runtime raises a dozen unrelated exception classes for graphs that it cannot load.
     except Exception as exc:
-        raise BundleError(f"{name}: ONNX Runtime {onnxruntime.__version__} cannot load this graph: {exc}") from exc
+        version = onnxruntime.__version__
+        raise BundleError(f"{name or graph!s}: ONNX Runtime {version} cannot load this graph: {exc}") from exc
+
+
+def session_from_proto(proto: ModelProto, name: str, *, exact: bool = False) -> Any:
+    """Open a graph as `session_from_onnx` does.  A graph with large weights is written to a temporary folder."""
+    if not has_external_weights(proto):
+        return session_from_onnx(proto.SerializeToString(), name, exact=exact)
+    with temporary_folder("graph") as folder:
+        write_graph(proto, folder / "model.onnx")
+        return session_from_onnx(folder / "model.onnx", name, exact=exact)
+
+
+def with_outputs(proto: ModelProto, names: Iterable[str]) -> ModelProto:
+    """Return a copy of a graph with the named tensors as further outputs; ONNX Runtime infers their types."""
+    from onnx import ValueInfoProto
+
+    out = copy_of(proto)
+    present = {output.name for output in out.graph.output}
+    out.graph.output.extend(ValueInfoProto(name=name) for name in names if name not in present)
+    return out
 
 
 def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]], *, moments: bool = False) -> Calibration:
     """Run a float32 graph on ``batches``, and measure the input of each linear map that quantisation changes.
 
-    proto: the float32 graph.  batches: batches (B, …) of the graph's input.
     moments: True to measure second moments too, with which weights are rounded.
     Errors: InputError when there is no image, or a value is not finite.
     BundleError when ONNX Runtime cannot load the graph.
     """
-    from onnx import TensorProto, helper
-
-    probed = type(proto)()
-    probed.CopyFrom(proto)
     names = activations_of(proto.graph)
-    probed.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
-    session = session_from_proto(probed, "the graph for calibration")
+    session = session_from_proto(with_outputs(proto, names), "the graph for calibration")
     (image,) = (value.name for value in proto.graph.input)
     calibration = Calibration()
     for batch in batches:
@@ -166,9 +141,8 @@ def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]], *, moments: bo
 def normalised_in_graph(path: Path, pixels: NDArray[Any]) -> NDArray[Any] | None:
     """Normalise pixels with the nodes of the graph.
 
-    path: the graph's ONNX file.  pixels: uint8 (B, height, width, channels).
+    pixels: uint8 (B, height, width, channels).
     Returns float32 (B, channels, height, width), or None if the graph does not normalise.
-    Errors: BundleError when ONNX Runtime cannot load the graph.
     """
     import onnx
 
@@ -178,7 +152,6 @@ def normalised_in_graph(path: Path, pixels: NDArray[Any]) -> NDArray[Any] | None
         return None
     (image,) = (value.name for value in proto.graph.input)
     del proto.graph.output[:]
-    proto.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-    session = session_from_proto(proto, path.name, exact=True)
+    session = session_from_proto(with_outputs(proto, [name]), path.name, exact=True)
     tensor: NDArray[Any] = session.run([name], {image: pixels})[0]
     return tensor

@@ -28,16 +28,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
-__all__ = [
-    "CPU",
-    "CUDA",
-    "TENSORRT",
-    "BoundProgram",
-    "Placement",
-    "installed_tensorrt",
-    "require_provider",
-    "session_on_providers",
-]
 
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
 _LIBRARIES = {CUDA: "libonnxruntime_providers_cuda.so", TENSORRT: "libonnxruntime_providers_tensorrt.so"}
@@ -159,11 +149,9 @@ def session_on_providers(
 ) -> tuple[Any, Placement]:
     """Open a graph as an ``onnxruntime.InferenceSession`` whose nodes all run on the given providers.
 
-    graph: the graph's file, or the serialised graph.
-
     Nodes that compute nothing but sizes, from outputs of Shape, may run on the CPU: ONNX Runtime places them there,
     because sizes are read on the CPU.
-    name: the graph's name in error messages.
+    graph: the graph's file, or the serialised graph.  name: in error messages.
     providers: provider → options; of several providers, the first that supports a node runs the node.
     Errors: as `import_onnxruntime`; call `require_provider` first, for errors that name what is missing.
     RunnerUnavailableError when the first provider does not start or gets no node, when another provider got a node, or

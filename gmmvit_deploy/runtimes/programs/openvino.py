@@ -15,17 +15,9 @@ from gmmvit_deploy.inference.openvino_kernels import Kernels, kernels_from
 from gmmvit_deploy.inference.precision import OPENVINO_PRECISIONS, SPECS, Precision
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 
-__all__ = [
-    "has_bf16",
-    "kernels_for_graph",
-    "our_kernels",
-    "read_graph",
-    "why_no_openvino",
-]
-
 
 def why_no_openvino(precision: Precision, *, dynamic: bool = False) -> str:
-    """Return the reason why OpenVINO cannot compute in this precision on this machine's CPU; "" if it can.
+    """Return why OpenVINO cannot compute in this precision on this machine's CPU; "" if it can.
 
     dynamic: True for an int8 graph in the dynamic form. Without VNNI, OpenVINO computes its products in float32.
     """
@@ -35,6 +27,8 @@ def why_no_openvino(precision: Precision, *, dynamic: bool = False) -> str:
         return "openvino: not installed; type pip install 'gmmvit-deploy[openvino]'"
     if precision == "int8" and not dynamic and (saturates := int8_saturates()):
         return f"openvino: {saturates}"
+    if SPECS[precision].openvino == "bf16" and not has_bf16():
+        return "openvino: this CPU has no bf16"
     return ""
 
 
@@ -54,11 +48,9 @@ def read_graph(path: Path) -> Any:
 
 
 def our_kernels(precision: Precision) -> tuple[Kernels | None, str]:
-    """Load this project's CPU kernels for OpenVINO.
+    """Load this project's CPU kernels for OpenVINO; the first call on a machine compiles them, in some seconds.
 
-    The first call on a machine compiles the kernels, which takes some seconds.
-    Returns (kernels for `OpenVinoProgram`, the data type in which the kernels compute attention) or (None, the reason
-    why the kernels are not available).
+    Returns (kernels for `OpenVinoProgram`, the data type in which they compute attention) or (None, the reason).
     Errors: MissingDependencyError when OpenVINO is not installed.
     """
     library, why = openvino_library()
@@ -66,12 +58,7 @@ def our_kernels(precision: Precision) -> tuple[Kernels | None, str]:
 
 
 def kernels_for_graph(path: Path, precision: Precision) -> tuple[Kernels | None, str]:
-    """Load this project's CPU kernels for OpenVINO, and check that the kernels compute a part of a graph.
-
-    path: the graph's ONNX file.
-    Returns the same as `our_kernels`, or (None, the reason) if the kernels compute no part of the graph.
-    Errors: as `our_kernels`.
-    """
+    """Load the kernels as `our_kernels` does; (None, the reason) also if they compute no part of this ONNX file."""
     kernels, why = our_kernels(precision)
     if kernels is None:
         return None, why

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto, NodeProto
 
-__all__ = ["projection_gains", "relative_time"]
 
 _TIMES = 2
 """The profile of single kernels takes so many times as long as the ratio of two programs."""
@@ -65,8 +64,8 @@ def projection_gains(
     for node in projections:
         if node.name in differences:
             alike[_shape(node, wiring)].append(differences[node.name])
-    usual = median(differences.values()) if differences else 0.0  # for a projection that OpenVINO renamed
-    return {node.name: median(alike.get(_shape(node, wiring), [usual])) for node in projections}
+    default = median(differences.values()) if differences else 0.0  # for a projection that OpenVINO renamed
+    return {node.name: median(alike.get(_shape(node, wiring), [default])) for node in projections}
 
 
 def _shape(projection: NodeProto, wiring: Wiring) -> Any:
@@ -100,11 +99,10 @@ class _Profiled:
             self._times.setdefault(kernel.node_name, []).append(kernel.real_time.total_seconds() * 1e3)
 
     def milliseconds_of(self, owners: dict[str, str]) -> dict[str, float]:
-        """Return name of a projection → the least milliseconds of its kernels in a run.
+        """Return name of a projection → the minimum milliseconds of its kernels in a run.
 
-        owners: name of an ONNX node → the projection that it belongs to. A kernel of nodes of several projections
-        counts in equal parts; a quantisation in the kernel of another projection, such as after GELU, belongs to that
-        projection.
+        owners: ONNX node → its projection. A kernel of nodes of several projections counts in equal parts; a
+        quantisation in the kernel of another projection, such as after GELU, belongs to that projection.
         """
         totals: dict[str, float] = defaultdict(float)
         for kernel in self._compiled.get_runtime_model().get_ordered_ops():

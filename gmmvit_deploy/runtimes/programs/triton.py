@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gmmvit_deploy.errors import InputError, ServerError
+from gmmvit_deploy.errors import InputError, OverloadError, ServerError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.inference.runner_name import RunnerName
@@ -20,9 +21,10 @@ from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access, parse_url
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["DEFAULT_MODEL", "ServedModel", "ServerTimings", "TritonConnection"]
 
 DEFAULT_MODEL = "gmmvit"
+_FIRST_WAIT_S, _MAX_WAIT_S = 0.1, 5.0
+_Result = TypeVar("_Result")
 _ADDRESS_HINT = "type --url and the address of a Triton server: grpc://HOST:PORT or http://HOST:PORT"
 _TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "object": "BYTES"}
 _SERVER_PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
@@ -35,17 +37,11 @@ _STATED = {"runner": _RUNNER, "threads": "threads", "chunk": "chunk", "intra_op_
 class ServedModel:
     """A model's configuration, as the server reports it.
 
-    max_batch: the maximum batch size; 0 for a model that takes no batches.
-    inputs: name of the input → shape without the batch.  outputs: the names of the outputs.
-    label_set: the labels, and how logits become labels; without labels if the model states none.
-    bundle_sha256: the hash of the bundle from which the model was made; None if the model was not made from a bundle.
-    A bundle is the folder that ``gmmvit export`` writes.
-    preprocessing: for a model that decodes images, the `ImageSpec` as JSON and the number of threads, 0 for a thread
-    per core; None for other models.
-    precision: the precision of the graph or engine that the model runs.
+    max_batch: 0 for a model that takes no batches.  inputs: name of the input → shape without the batch.
+    bundle_sha256: the hash of the bundle from which the model was made; None if it was not made from a bundle.
+    preprocessing: of a model that decodes images, the `ImageSpec` as JSON and the number of threads; otherwise None.
     runner: the runner of the network, such as ``openvino+kernels``; "" if it is not stated.
-    on_gpu: true if the server runs an instance of the model on a GPU.
-    settings: the settings that determine the model's speed, such as backend, instances, threads and queue delay.
+    settings: those that determine the model's speed, such as backend, instances, threads and queue delay.
     """
 
     name: str
@@ -63,12 +59,10 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTimings:
-    """The times of a model's successful requests, summed over the requests, in nanoseconds.
+    """The times of a model's successful requests, summed over the requests.
 
-    requests: the number of requests.  executions: the number of batches that the backend ran.
-    total_ns: the summed time of the requests in the server.
-    parts_ns: name of a part of ``total_ns`` → time. The names are those of Triton's statistics: ``queue``,
-    ``compute_input``, ``compute_infer`` and ``compute_output``.
+    executions: the number of batches that the backend ran.
+    parts_ns: part of ``total_ns``, as Triton's statistics name it (`_SERVER_PARTS`) → time.
     """
 
     requests: int
@@ -98,8 +92,7 @@ class TritonConnection:
     def __init__(self, url: str, *, access: Access = NO_ACCESS, timeout_s: float = 60.0) -> None:
         """Create a connection.  The first request opens the connection.
 
-        url: the server's address, as for `parse_url`.  access: the client's key and trusted certificates.
-        timeout_s: the maximum time to wait for a response of the server, in seconds.
+        url: as for `parse_url`.  timeout_s: the maximum time to wait for a response.
         Errors: InputError when `parse_url` refuses the address, or when a key would leave this machine without TLS.
         MissingDependencyError when Triton's client is not installed.
         """
@@ -126,9 +119,7 @@ class TritonConnection:
     def __enter__(self) -> TritonConnection:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -138,18 +129,14 @@ class TritonConnection:
             client.close()
 
     def infer(self, model: str, name: str, values: NDArray[Any], *, output: str = "logits") -> NDArray[Any]:
-        """Run a model on an input tensor, and return the output called ``output``.
+        """Run a model, and return the output called ``output``.
 
-        name: the name of the input.  values: the input (B, …) in uint8 or float32, or encoded images as an array of
-        bytes objects.
+        name, values: of the input: (B, …) in uint8 or float32, or encoded images as an array of bytes objects.
         """
         return self.infer_all(model, name, values, outputs=(output,))[0]
 
     def best_classes(self, model: str, name: str, values: NDArray[Any]) -> list[tuple[int, str]]:
-        """Return (index, label) of the most likely class of each input, as classified by the server.
-
-        name, values: as for `infer`.
-        """
+        """Return (index, label) of the most likely class of each input, as classified by the server."""
         (answers,) = self.infer_all(model, name, values, outputs=["logits"], class_count=1)
         texts = [bytes(answer).decode() for answer in answers.reshape(-1)]
         return [(int(text.split(":")[1]), text.split(":", 2)[2]) for text in texts]
@@ -157,7 +144,7 @@ class TritonConnection:
     def infer_all(
         self, model: str, name: str, values: NDArray[Any], *, outputs: Sequence[str], class_count: int = 0
     ) -> tuple[NDArray[Any], ...]:
-        """Run a model on an input tensor, and return the named outputs.  name, values: as for `infer`.
+        """Run a model as `infer` does, and return the named outputs.
 
         class_count: the number of classes that the server returns as text instead of the values; 0 for the values.
         """
@@ -189,10 +176,7 @@ class TritonConnection:
             ) from exc
 
     def counts(self, name: str) -> tuple[int, int]:
-        """Return (number of inputs, number of executions) of a model since the server started.
-
-        An execution computes a batch. The server's dynamic batcher may combine several inputs into a batch.
-        """
+        """Return (number of inputs, number of batches that were run) of a model since the server started."""
         stats = self._statistics(name)
         return int(stats.get("inference_count", 0)), int(stats.get("execution_count", 0))
 
@@ -309,3 +293,31 @@ def _settings(config: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[
         "queue delay": f"{delay} µs",
         **{name: parameters[stated] for name, stated in _STATED.items() if stated in parameters},
     }
+
+
+def with_retries(request: Callable[[], _Result], *, deadline_s: float) -> _Result:
+    """Return the answer of ``request``, and repeat it after each OverloadError until ``deadline_s`` has passed.
+
+    wait_s = retry_after_s + U(0, min(5, 0.1 · 2ⁿ)) after the refusal number n = 0, 1, …; U is uniform. Random waits
+    keep clients that were refused together from coming back together.
+    deadline_s: seconds from now in which a repetition may start; 0 repeats nothing.
+    Errors: OverloadError when the next wait would end after the deadline. Every other error of ``request`` at once.
+    """
+    end = time.monotonic() + deadline_s
+    refusals = 0
+    while True:
+        try:
+            return request()
+        except OverloadError as exc:
+            longest_s = min(_MAX_WAIT_S, _FIRST_WAIT_S * 2 ** min(refusals, 16))
+            wait_s = (exc.retry_after_s or 0.0) + random.uniform(0.0, longest_s)  # noqa: S311 - guards nothing
+            refusals += 1
+            if time.monotonic() + wait_s > end:
+                if refusals == 1:
+                    raise
+                raise OverloadError(
+                    f"{exc}; refused {refusals} times within {deadline_s:g} s",
+                    hint=exc.hint,
+                    retry_after_s=exc.retry_after_s,
+                ) from exc
+        time.sleep(wait_s)

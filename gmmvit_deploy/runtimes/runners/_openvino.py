@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 class OpenVinoRunner(Runner):
-    """Runs ``model.onnx`` of a bundle in float32 or bf16, or the bundle's int8 graph.
-
-    ``openvino`` uses OpenVINO's built-in operators. ``openvino+kernels`` uses this project's CPU kernels for attention
-    and, in int8, for layer norms.
-    """
+    """Runs ``model.onnx`` of a bundle in float32 or bf16, or the bundle's int8 graph."""
 
     name = "openvino"
     runtime = "OpenVINO"
@@ -48,11 +44,10 @@ class OpenVinoRunner(Runner):
         """Load and compile a graph.
 
         variant: the int8 graph for CPUs for int8, the float32 graph for fp32 and bf16.
-        threads: number of threads; 0 uses a thread per core.  kernels: True to use this project's CPU kernels.
-        read: a function with the arguments and errors of `read_graph`; runners of the same file can share what it read.
-        Errors: RunnerUnavailableError when OpenVINO or this CPU does not support the precision, or when ``kernels`` is
-        True and this project's CPU kernels are not available.
-        BundleError when OpenVINO cannot load the graph.
+        threads: 0 uses a thread per core.
+        read: `read_graph`, or a function with its errors; runners of the same file can share what it read.
+        Errors: RunnerUnavailableError when OpenVINO or this CPU does not support the precision, or when our kernels are
+        asked for and not available.  BundleError when OpenVINO cannot load the graph.
         MissingDependencyError when OpenVINO is not installed.
         """
         super().__init__(bundle)
@@ -72,7 +67,6 @@ class OpenVinoRunner(Runner):
         ours = None
         if kernels:
             self.name = "openvino+kernels"
-            self.own_kernels = True
             ours, why = our_kernels(precision)
             if ours is None:
                 raise self._without_kernels(why)
@@ -96,21 +90,22 @@ class OpenVinoRunner(Runner):
 
     @property
     def settings(self) -> dict[str, str]:
-        ours = {"attentions in our kernel": self.program.attentions} if self.program.attentions else {}
-        if self._instruction_set:
-            ours["instruction set of our kernel"] = self._instruction_set
         program = self.program
-        norms = {"norms": "our own, except for a single row"} if program.fused_norms else {}
-        if program.fused_products:
-            norms = {"norms": "our own", "int8 products": f"our own for fewer than {program.few_rows} images"}
-        return {
-            "threads": str(self.program.threads),
-            "rows at once": str(self.program.chunk),
+        settings = {
+            "threads": str(program.threads),
+            "rows at once": str(program.chunk),
             "hint": SPECS[self.precision].openvino,
-            "attention": f"our own, {self._arithmetic}" if self.program.fused_attentions else "OpenVINO's",
-            **ours,
-            **norms,
+            "attention": f"our own, {self._arithmetic}" if program.fused_attentions else "OpenVINO's",
         }
+        if program.attentions:
+            settings["attentions in our kernel"] = program.attentions
+        if self._instruction_set:
+            settings["instruction set of our kernel"] = self._instruction_set
+        if program.fused_norms:
+            settings["norms"] = "our own" if program.fused_products else "our own, except for a single row"
+        if program.fused_products:
+            settings["int8 products"] = f"our own for fewer than {program.few_rows} images"
+        return settings
 
     def _program_provenance(self) -> dict[str, str]:
         compiled = ", ".join(f"{count} {kernel}" for kernel, count in self.program.kernels.items())
@@ -131,10 +126,7 @@ class OpenVinoRunner(Runner):
         }
 
     def inspectable(self) -> Inspection:
-        """Return the OpenVINO model that computes the chunks of a large batch.
-
-        The model contains this project's CPU kernels, if they are used, and rounds as OpenVINO does.
-        """
+        """Return the OpenVINO model that computes the chunks of a large batch, with our kernels if they are used."""
         import onnx
 
         ours = " with our kernels" if self._arithmetic else ""

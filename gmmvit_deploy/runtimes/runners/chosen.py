@@ -16,15 +16,14 @@ from functools import cache
 
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
 from gmmvit_deploy.bundle.choices import CHOICES_FILE, Candidate, Choice, Machine, read_choices
-from gmmvit_deploy.bundle.variants import Variant
 from gmmvit_deploy.errors import BundleError, MissingDependencyError, RunnerUnavailableError
 from gmmvit_deploy.inference.cores import cores, cpu_features, cpu_name
-from gmmvit_deploy.inference.precision import ONNXRUNTIME_PRECISIONS, SPECS
+from gmmvit_deploy.inference.precision import ONNXRUNTIME_PRECISIONS
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.programs.onnxruntime import require_onnxruntime
 from gmmvit_deploy.runtimes.programs.onnxruntime_providers import CUDA, TENSORRT, require_provider
-from gmmvit_deploy.runtimes.programs.openvino import has_bf16, kernels_for_graph, why_no_openvino
+from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph, why_no_openvino
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS
 from gmmvit_deploy.runtimes.runners.open import fastest_runner, graph_of
 
@@ -120,7 +119,11 @@ def _why_not(bundle: Bundle, candidate: Candidate, runners: Collection[str]) -> 
     if graph.sha256 != candidate.graph_sha256:
         return f"{graph.path.name} is not the graph that was judged; type gmmvit optimize {bundle.path} to judge it"
     if runner.runtime == "openvino":
-        return _why_not_openvino(runner, graph)
+        why = why_no_openvino(runner.precision, dynamic=graph.form == "dynamic")
+        if not why and runner.kernels:
+            kernels, why = kernels_for_graph(graph.path, runner.precision)
+            return "" if kernels is not None else why
+        return why
     try:
         if runner.name in _PROVIDERS:
             require_provider(_PROVIDERS[runner.name])
@@ -130,15 +133,4 @@ def _why_not(bundle: Bundle, candidate: Candidate, runners: Collection[str]) -> 
         return str(exc)
     if runner.name in ON_CPUS and (runner.precision not in ONNXRUNTIME_PRECISIONS or graph.only_openvino):
         return f"ONNX Runtime cannot run {graph.path.name} on a CPU"
-    return ""
-
-
-def _why_not_openvino(runner: RunnerName, graph: Variant) -> str:
-    if why := why_no_openvino(runner.precision, dynamic=graph.form == "dynamic"):
-        return why
-    if SPECS[runner.precision].openvino == "bf16" and not has_bf16():
-        return "this CPU has no bf16"
-    if runner.kernels:
-        kernels, why = kernels_for_graph(graph.path, runner.precision)
-        return "" if kernels is not None else why
     return ""

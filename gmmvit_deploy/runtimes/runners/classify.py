@@ -17,8 +17,7 @@ from gmmvit_deploy.inference.labels import LabelSet, Prediction
 from gmmvit_deploy.inference.preprocess import MAX_IMAGE_BYTES, UnusableImage
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
-from gmmvit_deploy.runtimes.programs.retries import with_retries
-from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL, TritonConnection
+from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL, TritonConnection, with_retries
 from gmmvit_deploy.runtimes.runners.chosen import ChosenRunner, choose_runner
 from gmmvit_deploy.runtimes.runners.names import IN_PROCESS, runner_from
 from gmmvit_deploy.runtimes.runners.open import open_runner
@@ -28,16 +27,6 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.bundle.artifacts import Bundle
 
-__all__ = [
-    "DEFAULT_RETRY_S",
-    "BundleClassifier",
-    "Classification",
-    "Classifier",
-    "Prediction",
-    "TritonClassifier",
-    "classify_files",
-    "write_features",
-]
 
 DEFAULT_RETRY_S = 30.0
 """The time in seconds in which a request that an overloaded server refused may be repeated."""
@@ -77,11 +66,9 @@ class Classification:
 class Classifier:
     """Computes logits of encoded images.  Abstract; used as a context manager.
 
-    runner: the runner that computes the logits, and its precision; ``triton-grpc`` or ``triton-http`` if a server does
-    not state them.  bundle: the SHA-256 of the bundle; "" if a server states none.
-    notice: the reason why the fastest runner is not used; empty if it is used.
-    label_set: the labels, and how logits become labels.  max_batch: maximum number of images in a call of `logits`.
-    outputs: the outputs of the network.  source: the bundle, or the model on the server, for messages.
+    runner: as in `Classification`; ``triton-grpc`` or ``triton-http`` if a server does not state its runner.
+    bundle, notice: as in `Classification`.  max_batch: maximum number of images in a call of `logits`.
+    source: the bundle, or the model on the server, for messages.
     """
 
     runner: str
@@ -101,10 +88,7 @@ class Classifier:
         return self.answers(images, self.outputs[:1])[self.outputs[0]]
 
     def answers(self, images: Sequence[bytes], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """Compute the named outputs of B encoded images: name of the output → float32 (B, …).
-
-        Errors: as `logits`.
-        """
+        """Compute the named outputs of B encoded images: name of the output → float32 (B, …).  Errors: as `logits`."""
         raise NotImplementedError
 
     def require_outputs(self, *, logits: bool, features: bool) -> None:
@@ -146,9 +130,7 @@ class TritonClassifier(Classifier):
     ) -> None:
         """Connect to a server.
 
-        url: address of the server.  model: name of the ensemble.
-        access: the client's key and trusted certificates.
-        retry_s: the time in seconds in which a refused request may be repeated; 0 repeats no request.
+        model: name of the ensemble.  retry_s: as ``deadline_s`` of `with_retries`.
         Errors: ServerError when the server does not answer, or has no ensemble ``model`` that takes encoded images.
         OverloadError when the server still refuses a request after ``retry_s``. KeyRefusedError and NotOfferedError.
         """
@@ -242,8 +224,7 @@ def classify_files(
 ) -> list[Classification]:
     """Classify files in concurrent batches; the results have the order of ``files``.
 
-    top: number of predictions per file.  batch: maximum number of files in a batch.
-    concurrency: number of batches that run at once.
+    top: number of predictions per file.  batch: files in a batch.  concurrency: batches that run at once.
     features: True to also return the features. For a network without logits, there are only features.
     If a file cannot be read or decoded, or its logits are not finite, its result has an ``error``; the other files are
     classified.
@@ -272,10 +253,7 @@ def _bounded(
     groups: Iterator[Sequence[Path]],
     limit: int,
 ) -> Iterator[list[Classification]]:
-    """Run ``work`` on each group, and yield each result as soon as the result is ready.
-
-    At most ``limit`` groups are submitted at a time, because a folder may have millions of files.
-    """
+    """Yield results as they come.  ``limit`` groups wait at a time, because a folder may have millions of files."""
     running: set[Future[list[Classification]]] = {pool.submit(work, group) for group in islice(groups, limit)}
     try:
         while running:

@@ -27,11 +27,7 @@ class EagerRunner(Runner):
     name = "eager"
 
     def __init__(self, bundle: Bundle, *, device: Device = "cpu") -> None:
-        """Rebuild the module.
-
-        Errors: BundleError when the weights do not match the manifest.
-        InputError when ``device`` is ``gpu`` and PyTorch finds no GPU.
-        """
+        """Errors: BundleError when the weights do not match the manifest; InputError without a GPU for ``gpu``."""
         from gmmvit_deploy.checkpoints.weights import model_from_bundle
 
         super().__init__(bundle)
@@ -67,20 +63,17 @@ class EagerRunner(Runner):
         return Inspection(None, f"{self.name} runs the trained module, not the bundle's graph")
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        return self._logits(self.model, self.tensors(batch))
+        logits: NDArray[Any] = self._computed(self.model, batch).cpu().numpy()
+        return logits
 
     def _run_all(self, batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
+        return [answer.cpu().numpy() for answer in self._computed(self.model.answers, batch)]
+
+    def _computed(self, model: Callable[[Tensor], Any], batch: NDArray[Any]) -> Any:
         import torch
 
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            return [answer.cpu().numpy() for answer in self.model.answers(self.tensors(batch))]
-
-    def _logits(self, model: Callable[[Tensor], Tensor], tensors: Tensor) -> NDArray[Any]:
-        import torch
-
-        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            logits: NDArray[Any] = model(tensors).cpu().numpy()
-        return logits
+            return model(self.tensors(batch))
 
 
 def _require_gpu(name: str) -> None:
@@ -102,18 +95,14 @@ class CompiledRunner(EagerRunner):
     name = "compile"
 
     def __init__(self, bundle: Bundle, *, device: Device = "cpu") -> None:
-        """Compile the module.
-
-        Errors: as `EagerRunner`.
-        InputError when ``torch.compile`` fails on this machine.
-        """
+        """Errors: as `EagerRunner`.  InputError when ``torch.compile`` fails on this machine."""
+        import numpy as np
         import torch
 
         super().__init__(bundle, device=device)
         self._compiled = torch.compile(self.model, dynamic=True)
-        example = torch.zeros(min(2, self.max_batch), *self._image.tensor_shape, device=self._place)
         try:
-            self._logits(self._compiled, example)
+            self._run(np.zeros((min(2, self.max_batch), *self.input_shape), self.input_dtype))
         # torch.compile raises its own exceptions, and passes on exceptions of compilers and of the operating system.
         except Exception as exc:
             reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
@@ -123,7 +112,8 @@ class CompiledRunner(EagerRunner):
             ) from exc
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
-        return self._logits(self._compiled, self.tensors(batch))
+        logits: NDArray[Any] = self._computed(self._compiled, batch).cpu().numpy()
+        return logits
 
 
 def limit_torch() -> None:

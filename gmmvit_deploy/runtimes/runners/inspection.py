@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.graphs.emulate import without_bfloat16
-from gmmvit_deploy.graphs.weights import without_weights
-from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_proto
+from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_proto, with_outputs
 from gmmvit_deploy.runtimes.runners.runner import InspectableGraph, Inspection
 
 if TYPE_CHECKING:
@@ -26,20 +25,12 @@ _NAMED = "{}, with the outputs of its blocks as additional outputs"
 def inspectable_in_onnxruntime(
     name: str, proto: ModelProto, open_session: Callable[[ModelProto, str], Any] = session_from_proto
 ) -> InspectableGraph:
-    """Make a graph inspectable in ONNX Runtime.
-
-    name: name of the graph in reports.
-    open_session: function that takes a graph and the name of the graph in errors, and returns a session with all
-    operators of the graph.
-    """
+    """Make a graph inspectable in ONNX Runtime.  name: in reports.  open_session: as `session_from_proto`."""
     return InspectableGraph(name=name, proto=proto, values=partial(_values, proto, open_session, name))
 
 
 def stand_in(variant: Variant, why_not: str) -> Inspection:
-    """Return the bundle's graph, unchanged, in ONNX Runtime, in place of a program that cannot be inspected.
-
-    variant: the graph.  why_not: the reason why the program cannot be inspected.
-    """
+    """Return the bundle's graph, unchanged, in ONNX Runtime, in place of a program that cannot be inspected."""
     import onnx
 
     return Inspection(inspectable_in_onnxruntime(variant.path.name, onnx.load(variant.path)), why_not)
@@ -52,9 +43,8 @@ def _values(
     inputs: NDArray[Any],
     tensors: Sequence[str],
 ) -> dict[str, NDArray[Any]]:
-    """Run the graph and return the named tensors and the logits: name → array."""
     # ONNX Runtime has no bfloat16 operators on a CPU, so bfloat16 is emulated in float32.
-    tapped = without_bfloat16(_with_outputs(proto, tensors))
+    tapped = with_outputs(without_bfloat16(proto), sorted(set(tensors)))
     session = open_session(tapped, _NAMED.format(name))
     (image,) = (value.name for value in proto.graph.input)
     names = {name: name for name in tensors} | {LOGITS: proto.graph.output[0].name}
@@ -63,21 +53,3 @@ def _values(
     # ONNX Runtime raises its own exception classes, which have no common base.
     except Exception as exc:
         raise BundleError(f"{_NAMED.format(name)}: ONNX Runtime cannot run the graph: {str(exc).strip()}") from exc
-
-
-def _with_outputs(proto: ModelProto, tensors: Sequence[str]) -> ModelProto:
-    import onnx
-
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    present = {output.name for output in copy.graph.output}
-    for tensor in sorted(set(tensors) - present):
-        copy.graph.output.append(onnx.ValueInfoProto(name=tensor))
-    # The ONNX checker requires that the graph states the types of outputs. ONNX Runtime infers these types.
-    inferred = {
-        value.name: value for value in onnx.shape_inference.infer_shapes(without_weights(proto)).graph.value_info
-    }
-    for output in copy.graph.output:
-        if output.name in inferred:
-            output.CopyFrom(inferred[output.name])
-    return copy

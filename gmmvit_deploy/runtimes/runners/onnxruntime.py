@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.runners.runner import Device
 
 CUDA_OPTIONS = {"device_id": "0", "use_tf32": "0"}  # with TF32, a float32 graph has the accuracy of 10 bits
-_USUAL_BATCH = 8
+_OPTIMUM = 8
 
 
 class _SessionRunner(Runner):
@@ -68,9 +68,8 @@ class OnnxRuntimeRunner(_SessionRunner):
     def __init__(self, bundle: Bundle, *, variant: Variant | None = None, threads: int = 0) -> None:
         """Load a graph.
 
-        variant: the graph; None loads the float32 graph.  threads: number of threads; 0 uses a thread per core.
-        Errors: RunnerUnavailableError when ONNX Runtime does not support the precision on a CPU, or for the dynamic
-        form of int8.
+        variant: None loads the float32 graph.  threads: 0 uses a thread per core.
+        Errors: RunnerUnavailableError for a precision, or a form of int8, that ONNX Runtime does not run on a CPU.
         BundleError when ONNX Runtime cannot load the graph.
         """
         super().__init__(bundle)
@@ -176,8 +175,7 @@ def tensorrt_runner(bundle: Bundle, variant: Variant) -> OnnxRuntimeGpuRunner:
     """Open the runner ``onnxruntime-tensorrt``; CUDA runs the nodes that TensorRT does not support.
 
     The first run on a machine builds the engines, and stores them in the bundle's folder ``engines``.
-    Errors: as `require_provider` and `session_on_providers`.
-    OutputError when the folder of the engines cannot be written.
+    Errors: as `cuda_runner`.  OutputError when the folder of the engines cannot be written.
     """
     require_provider(TENSORRT)
     folder = engine_cache(bundle, variant)
@@ -204,8 +202,8 @@ def tensorrt_options(bundle: Bundle, folder: Path) -> dict[str, str]:
 
     No option permits a precision, so that TensorRT computes in the data types that the graph states.
     """
-    tensor, most = bundle.manifest.input_kind, bundle.manifest.max_batch
-    sizes = {"min": 1, "opt": min(_USUAL_BATCH, most), "max": most}
+    tensor, max_batch = bundle.manifest.input_kind, bundle.manifest.max_batch
+    sizes = {"min": 1, "opt": min(_OPTIMUM, max_batch), "max": max_batch}
     return {
         "device_id": "0",
         "trt_engine_cache_enable": "1",

@@ -31,8 +31,6 @@ from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner, cuda_r
 from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 
-__all__ = ["RUNNERS", "default_runners", "fastest_runner", "graph_of", "open_runner", "open_runners", "proof_programs"]
-
 _OF_THE_MODULE = {"eager": EagerRunner, "compile": CompiledRunner}
 _OF_A_GPU = {"onnxruntime-cuda": cuda_runner, "onnxruntime-tensorrt": tensorrt_runner}
 _OF_GRAPHS = tuple(name for name in RUNNERS if name in (*ON_CPUS, *ON_GPUS))
@@ -42,9 +40,8 @@ _PRECISION_ONLY_FOR = f"--precision, or a precision after the name, is only for 
 def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list[str], list[str]]:
     """Return (names of the runners to check by default, a reason for each runner that is left out).
 
-    These are ONNX Runtime, and OpenVINO with this project's CPU kernels, or without if no kernel computes a part of the
-    graph.  Errors: BundleError when the bundle has no graph in this precision.  RunnerUnavailableError when no runner
-    computes in it here.
+    These are ONNX Runtime, and OpenVINO with our kernels, or without if no kernel computes a part of the graph.
+    Errors: as `open_variant`.  RunnerUnavailableError when no runner computes in this precision here.
     """
     graph = _graph_for_cpus(bundle, precision)
     wrong = _wrong_runners(bundle, graph, precision)
@@ -100,8 +97,7 @@ def proof_programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], R
 
     The runners do not compare themselves with the golden outputs, as the caller does.
     The functions raise RunnerUnavailableError for a runner that is not available in this precision.
-    variant: a graph and its precision; the graph's file may lie outside the bundle. For bf16, OpenVINO runs the
-    bundle's float32 graph.
+    variant: its file may lie outside the bundle. For bf16, OpenVINO runs the bundle's float32 graph.
     """
     read = cache(read_graph)  # both runners of OpenVINO run the same graph
 
@@ -139,11 +135,9 @@ def open_runner(
 
     name: as on the command line, such as ``openvino:bf16``.
     url: address of a Triton server; the protocol must match the runner's name.  model: name of the server's ensemble.
-    access: the client's key and trusted certificates, for a server.
     engine: folder of an engine, for the runners ``tensorrt`` and ``tensorrt-rtx``.
     precision: of a name without a precision. For bf16, OpenVINO runs the float32 graph.
-    takes_other_bundle: as in `TritonRunner`.
-    threads: number of threads of ONNX Runtime or OpenVINO on a CPU; 0 uses a thread per core.
+    takes_other_bundle: as in `TritonRunner`.  threads: of ONNX Runtime or OpenVINO on a CPU; 0 uses a thread per core.
     Errors: InputError when the name is unknown, or when an option does not fit the runner.
     RunnerUnavailableError when the name ends in ``+kernels`` and this project's CPU kernels are not available, or when
     ONNX Runtime cannot run the graph on the GPU.
@@ -206,11 +200,9 @@ def open_runners(
 ) -> Iterator[list[Runner]]:
     """Open several runners with the options that apply to each runner, and close all runners at the end.
 
-    names: names of runners, as on the command line.
-    urls: addresses of Triton servers, at most one address for each protocol.  access: as in `TritonRunner`.
-    precision: precision of ONNX Runtime and OpenVINO if the runner's name contains no precision.
-    takes_other_bundle: as in `TritonRunner`. With True, parity can report that the server serves another bundle,
-    instead of raising an error.
+    urls: addresses of Triton servers, at most one for each protocol.
+    precision: of ONNX Runtime and OpenVINO if the runner's name contains no precision.
+    takes_other_bundle: as in `TritonRunner`, so that parity can report another bundle instead of raising an error.
     Errors: InputError when a runner is named twice, or when an option applies to no runner.
     """
     requested = [_with_precision(name, precision) for name in names]
@@ -250,7 +242,7 @@ def open_runners(
         yield opened
 
 
-def _with_precision(text: str, usual: Precision) -> RunnerName:
-    """Read a runner's name; a name without a precision gets the precision ``usual``, if the runner takes one."""
+def _with_precision(text: str, precision: Precision) -> RunnerName:
+    """Read a runner's name; a name without a precision gets ``precision``, if the runner takes one."""
     runner = runner_from(text)
-    return runner_from(text, precision=usual) if runner.name in _OF_GRAPHS else runner
+    return runner_from(text, precision=precision) if runner.name in _OF_GRAPHS else runner

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gmmvit_deploy.errors import InputError
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from gmmvit_deploy.models.specs import OutputName
     from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 
-__all__ = ["Device", "InspectableGraph", "Inspection", "Runner", "Served", "judging"]
 
 Device = Literal["cpu", "gpu"]
 
@@ -44,9 +42,8 @@ class InspectableGraph:
     """A graph whose inner tensors can be read.
 
     name: name of the graph in reports.  proto: the graph; the nodes are named after the model's modules.
-    values: a function of a batch of inputs and a list of names of tensors to read. It returns a mapping from the name
-    of a tensor to its array. The mapping always contains ``logits``; tensors that the runtime optimised away are
-    missing. If the list is empty, the original graph runs; otherwise the named tensors are added to its outputs.
+    values: a function of a batch and of names of tensors, which it adds to the graph's outputs; returns name → array,
+    always with ``logits``, and without tensors that the runtime optimised away.
     """
 
     name: str
@@ -55,10 +52,10 @@ class InspectableGraph:
 
 
 class Inspection(NamedTuple):
-    """The result of `Runner.inspectable`: the graph that the runner runs, or a graph to inspect in its place.
+    """The result of `Runner.inspectable`.
 
-    graph: the graph; None if the runner has no graph to inspect.
-    why_not: the reason why the graph that the runner runs cannot be inspected; empty if ``graph`` is that graph.
+    graph: the graph that the runner runs, or another of the bundle in its place; None without one.
+    why_not: why the graph that runs cannot be inspected; "" if ``graph`` is that graph.
     """
 
     graph: InspectableGraph | None
@@ -69,8 +66,7 @@ class Inspection(NamedTuple):
 class Served:
     """The models of a bundle on a server.
 
-    network: name of the model that the runner calls.  ensemble: name of the model that takes encoded images.
-    preprocess: name of the model that is the first step of the ensemble.
+    network: the model that the runner calls.  ensemble: takes encoded images.  preprocess: the ensemble's first step.
     other_bundle: message about the mismatch if the server serves another bundle; otherwise empty.
     output: the name of the bundle's first output.
     """
@@ -94,9 +90,6 @@ class Runner:
     float32 (B, channels, height, width) if the input is ``tensor``. Logits are float32 (B, C). For a bundle without
     logits, the features (B, D) take the place of the logits.
 
-    bundle: the bundle that the runner was opened from.
-    precision: precision of the computation; the tolerance of the logits depends on the precision.
-    device: device that computes the logits.
     needs_own_thread: True if the runner must be called in a thread of its own, because it fails when native code, such
     as LoadGen, calls it back.
     callers: number of calls that the runner runs in parallel.
@@ -104,9 +97,8 @@ class Runner:
     form: the form of the int8 graph that runs on a CPU; "" for another graph.
     server: the models on the runner's server; None for a runner in this process.
     runtime: name of the runtime, for messages; empty if the runner's name is enough.
-    own_kernels: True if the graph that runs contains this project's CPU kernels.
     judged: True while the caller judges the outputs, such as parity or bench (`judging`). Otherwise, the runner
-    compares itself with the bundle's reference outputs before its first answer (`runners.proof`).
+    compares itself with the bundle's reference outputs before its first answer (`runners.right_outputs`).
     """
 
     name: str
@@ -118,7 +110,6 @@ class Runner:
     server: Served | None = None
     runtime: str = ""
     form: Form = ""
-    own_kernels: bool = False
     judged: bool = False
 
     def __init__(self, bundle: Bundle) -> None:
@@ -141,10 +132,7 @@ class Runner:
         return self._run(batch)
 
     def run_all(self, batch: NDArray[Any]) -> Mapping[OutputName, NDArray[Any]]:
-        """Compute all outputs of the bundle for a batch: name of the output → float32 (B, …).
-
-        Errors: as `run`.
-        """
+        """Compute all outputs of the bundle for a batch: name of the output → float32 (B, …).  Errors: as `run`."""
         self._require(batch)
         return dict(zip(self.outputs, self.computed(batch), strict=True))
 
@@ -159,7 +147,7 @@ class Runner:
 
     def takes(self, batch: int) -> bool:
         """Return True if the runner accepts batches of this size."""
-        return any(least <= batch <= most for least, most in self.ranges)
+        return any(smallest <= batch <= largest for smallest, largest in self.ranges)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -183,26 +171,17 @@ class Runner:
         raise NotImplementedError
 
     def inspectable(self) -> Inspection:
-        """Return the graph that the runner runs.
-
-        If this graph cannot be inspected, return another graph of the bundle, or None, with the reason.
-        """
+        """Return the graph that the runner runs, with readable inner tensors, or another in its place."""
         return Inspection(None, f"{self.name} has no graph to inspect")
 
     def rows(self, inputs: NDArray[Any]) -> NDArray[Any]:
-        """Compute the logits of any number of inputs, in batches of ``max_batch``.
-
-        If the runner does not accept the size of the last batch, rows are repeated to fill the next larger size.
-        """
+        """Compute the logits of any number of inputs; rows are repeated to fill a batch of a size that is accepted."""
         import numpy as np
 
         return np.concatenate([self.run(fits)[:count] for fits, count in self._fitting(inputs)])
 
     def rows_all(self, inputs: NDArray[Any], *, batch: int | None = None) -> dict[OutputName, NDArray[Any]]:
-        """Compute all outputs of any number of inputs: name of the output → (N, …).
-
-        batch: the number of inputs in a batch; None takes ``max_batch``.  Batches are filled as by `rows`.
-        """
+        """Compute all outputs of any number of inputs, as `rows` does: name → (N, …).  batch: None is ``max_batch``."""
         import numpy as np
 
         parts = [(self.run_all(fits), count) for fits, count in self._fitting(inputs, batch)]
@@ -220,17 +199,14 @@ class Runner:
 
     def fitting(self, batch: int) -> int:
         """Return the smallest size of a batch that the runner accepts, from ``batch`` on."""
-        return batch if self.takes(batch) else min(least for least, _ in self.ranges if least >= batch)
+        return batch if self.takes(batch) else min(size for size, _ in self.ranges if size >= batch)
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         raise NotImplementedError
 
     def _run_all(self, batch: NDArray[Any]) -> Sequence[NDArray[Any]]:
         """Compute the outputs of a bundle with several outputs, in their order."""
-        raise InputError(
-            f"runner {self.name} computes only the {self.outputs[0]}, and the bundle also has {self.outputs[1]}",
-            hint="type --runner with another runner, or export with --outputs logits or --outputs features",
-        )
+        raise NotImplementedError
 
     def close(self) -> None:
         """Release the runner's resources."""
@@ -238,9 +214,7 @@ class Runner:
     def __enter__(self) -> Runner:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _require(self, batch: NDArray[Any]) -> None:
@@ -253,7 +227,7 @@ class Runner:
             )
         if self.judged:
             return
-        from gmmvit_deploy.runtimes.runners.proof import require_right_outputs
+        from gmmvit_deploy.runtimes.runners.right_outputs import require_right_outputs
 
         several = len(batch) > 1
         with self._proving:  # threads that call at the same time wait for the proof

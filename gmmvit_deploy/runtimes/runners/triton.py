@@ -38,10 +38,9 @@ class TritonRunner(Runner):
     ) -> None:
         """Connect to a server and check that the server serves this bundle.
 
-        url: address of the server.  model: name of the ensemble.
-        access: the client's key and trusted certificates.  No request is repeated, so that parity and bench see every
-        refusal of an overloaded server.
-        takes_other_bundle: True to accept a network that was made from another bundle with the same input and labels.
+        No request is repeated, so that parity and bench see every refusal of an overloaded server.
+        model: name of the ensemble.
+        takes_other_bundle: accept a network that was made from another bundle with the same input and labels.
         ``server.other_bundle`` then describes the mismatch.
         Errors: ServerError when the server does not answer, or does not have the network.
         BundleError when the network was made from another bundle.

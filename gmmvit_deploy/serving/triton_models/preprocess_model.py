@@ -73,8 +73,8 @@ class TritonPythonModel:
         threads = settings["threads"] or cores()
         self.pool = ThreadPoolExecutor(max_workers=threads)
         self.request_pixels = int(parameters["request_pixels"])
-        most_pixels = int(parameters["worker_pixels"])
-        self.large = LargeImages(threads=threads, most_pixels=most_pixels, target=self.target)
+        max_pixels = int(parameters["worker_pixels"])
+        self.large = LargeImages(threads=threads, max_pixels=max_pixels, target=self.target)
         image_bytes = math.prod(self.target[name] for name in ("height", "width", "channels"))
         image_bytes *= 4 if self.output == "tensor" else 1
         self.shared_bytes = shutil.disk_usage(SHARED_MEMORY).total
@@ -140,7 +140,7 @@ class TritonPythonModel:
         """Hand the images of a request to `LargeImages`; return an answer only if the request is refused."""
         if not self.large.has_room(pixels):
             return _refused(
-                f"more than {self.large.most_pixels} pixels of large images would wait for preprocessing; send the "
+                f"more than {self.large.max_pixels} pixels of large images would wait for preprocessing; send the "
                 "request again later",
                 later=True,
             )

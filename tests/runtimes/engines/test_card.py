@@ -86,7 +86,6 @@ def card_of(engine: Engine, version: str, *, compatible: bool = False, flavor: s
     ("built", "compatible", "there", "loads"),
     [
         ("10.9.0.34", False, "10.9.0", True),
-        ("10.9.0.34", False, "10.9.0.34", True),
         ("10.9.0.34", False, "10.9.0.35", False),
         ("10.9.0.34", False, "10.8.0", False),
         ("10.8.0.43", True, "10.9.0", True),

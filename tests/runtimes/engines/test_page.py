@@ -10,8 +10,8 @@ import pytest
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtimes.engines.card import Engine
+from gmmvit_deploy.runtimes.engines.layers import Miss
 from gmmvit_deploy.runtimes.engines.page import page_of, write_page
-from gmmvit_deploy.runtimes.engines.proof import Miss
 from tests.browser import accessibility_problems
 from tests.pages import Element, require_readable_page
 

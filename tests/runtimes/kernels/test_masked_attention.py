@@ -14,18 +14,13 @@ import pytest
 from openvino import opset13 as ops
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.golden import fresh_inputs
-from gmmvit_deploy.inference.openvino_kernels import kernels_from
-from gmmvit_deploy.inference.openvino_program import OpenVinoProgram
-from gmmvit_deploy.models.specs import MaskKind
+from gmmvit_deploy.inference.openvino_kernels import Kernels, kernels_from
+from gmmvit_deploy.inference.precision import Arithmetic
 from gmmvit_deploy.runtimes.kernels import libraries as compiling
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
-from gmmvit_deploy.runtimes.programs import openvino as runner_module
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
-from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner
-from tests.conftest import swin_graph
 
 _KERNELS, _WHY = our_kernels("fp32")
 needs_kernel = pytest.mark.skipif(
@@ -39,58 +34,11 @@ needs_bf16 = pytest.mark.skipif(
 F32, BF16 = 1, 2
 
 
-@pytest.mark.first(1)
-@needs_kernel
-@pytest.mark.parametrize(
-    ("name", "some"),
-    [
-        *((name, True) for name in ("vit_gmm", "cait_gmm", "t2t_gmm", "swin_gmm", "vit_elm", "deepvit_cnn_scaled")),
-        ("eanet_performer", False),  # its attentions have no Q Kᵀ
-    ],
-)
-def test_the_fused_graph_gives_the_same_answers(
-    name: str, some: bool, tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundle = tensor_bundles[name]
-    inputs = fresh_inputs(bundle, 37)
-    with open_runner("openvino", bundle) as runner:
-        assert isinstance(runner, OpenVinoRunner)
-        assert runner.program.fused_attentions == 0
-        assert runner.settings["attention"] == "OpenVINO's"
-        theirs = runner.rows(inputs)
-    if not some:
-        with pytest.raises(InputError, match="our kernel takes no attention of this graph"):
-            open_runner("openvino+kernels", bundle)
-        return
-    with open_runner("openvino+kernels", bundle) as runner:
-        assert isinstance(runner, OpenVinoRunner)
-        assert runner.program.fused_attentions > 0
-        assert runner.settings["attention"] == "our own, f32"
-        ours = runner.rows(inputs)
-        assert "Reference ref_f32" in runner.program.kernels
-    np.testing.assert_allclose(ours, theirs, atol=2e-5)
-    monkeypatch.setattr(runner_module, "openvino_library", lambda: (None, "switched off"))
-    with pytest.raises(InputError, match=r"runner openvino\+kernels cannot run here: switched off"):
-        open_runner("openvino+kernels", bundle)
-
-
-@pytest.mark.nightly
-@needs_kernel
-@pytest.mark.parametrize("kind", ["gmm", "plain"])
-@pytest.mark.integration
-def test_windows_that_shift(kind: MaskKind, tmp_path: Path) -> None:
-    path = swin_graph(tmp_path, kind)
-    ours = OpenVinoProgram(str(path), hint="f32", kernels=_KERNELS)
-    assert ours.fused_attentions == 4
-    images = np.random.default_rng(1).standard_normal((5, 3, 16, 16), dtype=np.float32)
-    theirs = OpenVinoProgram(str(path), hint="f32").run(images)
-    for batch in (1, 5):
-        np.testing.assert_allclose(ours.run(images[:batch]), theirs[:batch], atol=2e-5)
-    kernels, arithmetic = our_kernels("bf16")
-    if arithmetic == "bf16":
-        rounded = OpenVinoProgram(str(path), hint="bf16", kernels=kernels)
-        np.testing.assert_allclose(rounded.run(images), theirs, atol=0.03 * float(np.abs(theirs).max()))
-        assert rounded.kernels["Reference ref_bf16"] == 4  # which read and write bf16
+def loaded(arithmetic: Arithmetic) -> Kernels:
+    kernels, _ = our_kernels("bf16" if arithmetic == "bf16" else "fp32")
+    assert kernels is not None
+    assert kernels.arithmetic == arithmetic
+    return kernels
 
 
 def graph(**other: Any) -> openvino.Model:
@@ -124,12 +72,10 @@ def graph(**other: Any) -> openvino.Model:
     scores = ops.multiply(scores, ops.constant(mask))
     if "bias" in other:
         scores = ops.add(scores, ops.constant(make.standard_normal(other["bias"], dtype=np.float32)))
-    if other.get("masked_twice"):
-        scores = ops.multiply(scores, ops.constant(mask))
     if other.get("before"):
         scores = ops.relu(scores)
     weights = ops.softmax(scores, other.get("axis", -1))
-    product = ops.matmul(ops.relu(weights) if other.get("after") else weights, value, False, False)
+    product = ops.matmul(weights, value, False, False)
     if other.get("reshaped"):  # another output: tokens and heads in the wrong order
         product = ops.reshape(product, ops.constant([0, n, heads, d]), special_zero=True)
     mixed = turned(product, [2, 1, 3])
@@ -178,13 +124,8 @@ def graph(**other: Any) -> openvino.Model:
     ids=str,
 )
 def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int) -> None:
-    library, _ = openvino_library()
-    assert library is not None
-    kernels, arithmetic = kernels_from(library, "f32")
-    assert kernels is not None
-    assert arithmetic == "f32"
     plain, model = graph(**other), graph(**other)
-    assert kernels.fuse_attention(model) == replaced
+    assert loaded("f32").fuse_attention(model) == replaced
     kinds = [node.get_type_name() for node in model.get_ordered_ops()]
     assert kinds.count("MaskedAttention") == replaced
     assert kinds.count("FakeQuantize") == (1 if "quantised" in other else 0)
@@ -206,10 +147,7 @@ def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int)
 @needs_bf16
 @pytest.mark.parametrize("quantised", [(), (0.02,)])
 def test_with_the_hint_bf16_nothing_is_converted_around_the_attention(quantised: tuple[float, ...]) -> None:
-    library, _ = openvino_library()
-    assert library is not None
-    kernels = kernels_from(library, "bf16")[0]
-    assert kernels is not None
+    kernels = loaded("bf16")
     form: dict[str, Any] = {"d": 33, "projected": True}
     if quantised:
         form["quantised"] = (*quantised, *quantised)  # the second keeps OpenVINO's products in int8
@@ -230,10 +168,7 @@ def test_with_the_hint_bf16_nothing_is_converted_around_the_attention(quantised:
 @needs_kernel
 @needs_bf16
 def test_a_mask_beyond_float16_is_kept_in_float32() -> None:
-    library, _ = openvino_library()
-    assert library is not None
-    kernels = kernels_from(library, "bf16")[0]
-    assert kernels is not None
+    kernels = loaded("bf16")
     for times, arithmetic in ((1, BF16), (2e4, F32)):
         model = graph(times=times)
         assert kernels.fuse_attention(model) == 1

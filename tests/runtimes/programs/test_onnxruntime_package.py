@@ -13,7 +13,7 @@ import pytest
 from gmmvit_deploy.bundle.artifacts import tool_versions
 from gmmvit_deploy.errors import GmmvitError, MissingDependencyError
 from gmmvit_deploy.runtimes.programs import onnxruntime
-from gmmvit_deploy.runtimes.programs.onnxruntime import require_onnxruntime, session_from_bytes
+from gmmvit_deploy.runtimes.programs.onnxruntime import require_onnxruntime, session_from_onnx
 
 HERE = require_onnxruntime()
 OTHER = "onnxruntime-gpu" if HERE.startswith("onnxruntime ") else "onnxruntime"
@@ -38,7 +38,7 @@ def neither(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_both_packages_are_refused_with_the_command_that_mends(both: Path) -> None:
     with pytest.raises(GmmvitError, match=r"onnxruntime \S+ and onnxruntime-gpu \S+ are both installed") as caught:
-        session_from_bytes(b"", "graph")
+        session_from_onnx(b"", "graph")
     assert HERE in str(caught.value)
     assert f"{OTHER} 1.31.1" in str(caught.value)
     assert caught.value.hint == (
@@ -51,7 +51,7 @@ def test_both_packages_are_refused_with_the_command_that_mends(both: Path) -> No
 @pytest.mark.usefixtures("neither")
 def test_neither_package_names_both_extras() -> None:
     with pytest.raises(MissingDependencyError, match="onnxruntime is not installed") as caught:
-        session_from_bytes(b"", "graph")
+        session_from_onnx(b"", "graph")
     assert "'gmmvit-deploy[cpu]'" in caught.value.hint
     assert "'gmmvit-deploy[gpu]'" in caught.value.hint
 

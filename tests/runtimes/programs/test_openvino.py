@@ -32,6 +32,7 @@ from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import SCHEMA_PATH
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
+from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
@@ -49,14 +50,15 @@ needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="this CPU has no bf16")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_passes_parity(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     bundle = tensor_bundles[name]
-    names = ["openvino", "openvino:bf16"] if has_bf16() else ["openvino"]
+    """With OpenVINO's operators and with our kernels; tests/models/families/test_golden_runtimes.py has the others."""
+    names = ["openvino", *(["openvino:bf16"] if has_bf16() else [])]
+    names += [name.replace("openvino", "openvino+kernels") for name in names if our_kernels("fp32")[0]]
     with open_runners(names, bundle) as runners:
         report = check_parity(bundle, runners, ParityOptions(localize=True))
     assert report.passed, report.failures()
-    assert [runner.precision for runner in report.runners] == (["fp32", "bf16"] if has_bf16() else ["fp32"])
     summaries = [runner.check("localize").summary for runner in report.runners]
     assert all(text.startswith("all ") and text.endswith("blocks are within tolerance") for text in summaries)
-    assert {runner.check("localize").details["graph"] for runner in report.runners} == {"model.onnx in OpenVINO"}
+    assert report.runners[0].check("localize").details["graph"] == "model.onnx in OpenVINO"
     jsonschema.validate(report.to_json(), json.loads(SCHEMA_PATH.read_text()))
     assert "f32" in report.runners[0].provenance["kernels"]
     assert "bf16" not in report.runners[0].provenance["kernels"]
@@ -106,39 +108,20 @@ def test_as_many_tokens_as_heads(spec: ModelSpec, tmp_path: Path) -> None:
             np.testing.assert_allclose(program.run(images[:rows]), exact[:rows], rtol=0, atol=limit, err_msg=precision)
 
 
-def test_int8_quantises(precise_bundle: Bundle) -> None:
-    with open_runner("openvino", precise_bundle, precision="int8") as runner:
-        assert isinstance(runner, OpenVinoRunner)
-        assert any("i8" in name for name in runner.program.kernels)
-        report = check_parity(precise_bundle, [runner], ParityOptions())
-    if not int8_saturates():
-        assert report.runners[0].check("numeric").verdict == "passed"
-
-
-@pytest.mark.first(1)
-@pytest.mark.parametrize("chunk", [1, 2, 8, 32])
-def test_every_size_of_a_chunk_gives_the_same_logits(chunk: int, bundle: Bundle) -> None:
-    inputs = fresh_inputs(bundle, 2 * chunk + 3)
-    usual = OpenVinoProgram(str(bundle.onnx_path), hint="f32").run(inputs)
-    program = OpenVinoProgram(str(bundle.onnx_path), hint="f32", threads=1, chunk=chunk)
-    other = OnnxRuntimeProgram(
-        lambda threads: session_from_onnx(bundle.onnx_path, threads=threads), threads=2, chunk=chunk
-    )
-    assert program.chunk == other.chunk == chunk
-    np.testing.assert_allclose(program.run(inputs), usual, atol=1e-5)
-    np.testing.assert_allclose(other.run(inputs), usual, atol=1e-5)
-    assert max(size for size, _ in program._requests) == chunk
-
-
-@pytest.mark.first(1)
-@pytest.mark.parametrize("threads", [1, 2, 4])
-def test_every_division_among_cores_gives_the_same_logits(threads: int, bundle: Bundle) -> None:
+@pytest.mark.first(2)
+@pytest.mark.parametrize(("threads", "chunk"), [(2, 2), (1, 8), (4, 2), (1, 1), (1, 32)])
+def test_every_division_of_a_batch_gives_the_same_logits(threads: int, chunk: int, bundle: Bundle) -> None:
     """With four cores, 7 images are shared, 10 are 2 for each core and 2 shared, and 11 are 3, 3, 3 and 2."""
-    program = OpenVinoProgram(str(bundle.onnx_path), hint="f32", threads=threads, chunk=2)
-    inputs = fresh_inputs(bundle, 11)
-    expected = np.concatenate([program.run(inputs[row : row + 1]) for row in range(11)])
-    for rows in range(1, 12):
-        np.testing.assert_allclose(program.run(inputs[:rows]), expected[:rows], atol=1e-5)
+    program = OpenVinoProgram(str(bundle.onnx_path), hint="f32", threads=threads, chunk=chunk)
+    other = OnnxRuntimeProgram(
+        lambda count: session_from_onnx(bundle.onnx_path, threads=count), threads=threads, chunk=chunk
+    )
+    inputs = fresh_inputs(bundle, max(11, 2 * chunk + 3))
+    expected = np.concatenate([program.run(inputs[row : row + 1]) for row in range(len(inputs))])
+    for rows in (*range(1, 12), len(inputs)):
+        for each in (program, other):
+            np.testing.assert_allclose(each.run(inputs[:rows]), expected[:rows], atol=1e-5)
+    assert max(size for size, streams in program._requests if streams > 1 or threads == 1) == chunk
 
 
 @pytest.mark.integration
@@ -206,10 +189,10 @@ def test_the_compiled_module(tensor_bundles: dict[str, Bundle]) -> None:
 
 
 @pytest.mark.skipif(visible_gpu() is not None, reason="a GPU is here")
-@pytest.mark.parametrize("name", ["eager-gpu", "compile-gpu"])
-def test_runners_of_a_gpu_that_is_not_here(name: str, bundle: Bundle) -> None:
-    with pytest.raises(InputError, match=f"runner {name}: PyTorch .* sees no GPU"):
-        open_runner(name, bundle)
+def test_runners_of_a_gpu_that_is_not_here(bundle: Bundle) -> None:
+    for name in ("eager-gpu", "compile-gpu"):
+        with pytest.raises(InputError, match=f"runner {name}: PyTorch .* sees no GPU"):
+            open_runner(name, bundle)
 
 
 @pytest.mark.gpu

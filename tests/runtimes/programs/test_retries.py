@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gmmvit_deploy.errors import OverloadError, ServerError
-from gmmvit_deploy.runtimes.programs import retries
-from gmmvit_deploy.runtimes.programs.retries import with_retries
+from gmmvit_deploy.runtimes.programs import triton
+from gmmvit_deploy.runtimes.programs.triton import with_retries
 
 
 class _Clock:
@@ -25,7 +25,7 @@ class _Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     clock = _Clock()
-    monkeypatch.setattr(retries, "time", clock)
+    monkeypatch.setattr(triton, "time", clock)
     return clock
 
 

@@ -71,15 +71,6 @@ def test_bound_memory_gives_the_logits_of_the_plain_runner(bundle: Bundle) -> No
         np.testing.assert_allclose(reversed_rows[::-1], bound.run(inputs), atol=1e-5)
 
 
-@needs_cpu_package
-def test_a_provider_that_runs_nothing_is_refused_with_the_nodes(bundle: Bundle) -> None:
-    count = len(onnx.load(bundle.onnx_path).graph.node)
-    message = rf"AzureExecutionProvider runs 0 of {count} nodes, and {count} would run on the CPU: \d+ MatMul"
-    with pytest.raises(RunnerUnavailableError, match=message) as caught:
-        session_on_providers(bundle.onnx_path.read_bytes(), "model.onnx", {AZURE: {}})
-    assert "--runner onnxruntime" in caught.value.hint
-
-
 def small_graph(*, sizes_only: bool) -> bytes:
     """A graph with Shape and Gather, which compute a size, and with an Add of floats unless ``sizes_only``."""
     value = helper.make_tensor_value_info
@@ -103,8 +94,9 @@ def small_graph(*, sizes_only: bool) -> bytes:
 
 @needs_cpu_package
 def test_sizes_may_be_computed_on_the_cpu() -> None:
-    with pytest.raises(RunnerUnavailableError, match="runs 0 of 3 nodes, and 1 would run on the CPU: 1 Add"):
+    with pytest.raises(RunnerUnavailableError, match="runs 0 of 3 nodes, and 1 would run on the CPU: 1 Add") as caught:
         session_on_providers(small_graph(sizes_only=False), "graph", {AZURE: {}})
+    assert "--runner onnxruntime" in caught.value.hint
     with pytest.raises(RunnerUnavailableError, match=r"Azure.* runs no node of the graph: nodes on CPU.*: 2: 1 Shape"):
         session_on_providers(small_graph(sizes_only=True), "graph", {AZURE: {}})
 
@@ -153,7 +145,6 @@ def gpu_package(folder: Path, linked: bytes, preloaded: list[str]) -> SimpleName
     [
         (CUDA, "libcublasLt.so.13: cannot open shared object file", "pip install 'gmmvit-deploy[gpu]'"),
         (CUDA, "libcuda.so.1: cannot open shared object file", "install NVIDIA's driver"),
-        (TENSORRT, "libcuda.so.1: cannot open shared object file", "install NVIDIA's driver"),
         (TENSORRT, "libnvinfer.so.10: cannot open shared object file", "pip install 'tensorrt-cu13==10.*'"),
     ],
 )

@@ -15,7 +15,8 @@ from gmmvit_deploy.runtimes.programs.openvino import why_no_openvino
 from gmmvit_deploy.runtimes.runners.speed import measured_speed, speed_in_words
 
 
-@pytest.mark.parametrize(("precision", "onnxruntime"), [("fp16", True), ("int8", True), ("fp8", False)])
+@pytest.mark.first(1)
+@pytest.mark.parametrize(("precision", "onnxruntime"), [("int8", True), ("fp8", False)])
 def test_every_runtime_that_serves_the_precision_is_timed(
     precision: str, onnxruntime: bool, precise_bundle: Bundle
 ) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,10 +51,8 @@ _NAMES = (
 class Layer:
     """A layer of an engine: a GPU kernel, or a step on the host.
 
-    kind: TensorRT's name for the kind of layer.  profile: the index of the optimisation profile, from 0.
-    reads, writes: the data types of the inputs without constants, and of the outputs, such as ``fp16``; empty for shape
-    arithmetic.
-    nodes: the names of the ONNX nodes that the layer computes.
+    kind: TensorRT's name for it.  profile: the index of the optimisation profile.  nodes: the ONNX nodes it computes.
+    reads, writes: the data types of the inputs without constants, and of the outputs; empty for shape arithmetic.
     """
 
     name: str
@@ -155,30 +153,21 @@ def prove_attentions(
     target: str,
     profiles: int,
     head_dims: Mapping[str, int],
-    unmatched: Mapping[str, str] | None = None,
 ) -> tuple[AttentionProof, ...]:
     """Check every attention in every profile; in a profile without layers, no attention is fused.
 
-    target: as in `AttentionProof`.  profiles: the number of optimisation profiles.
-    head_dims: name of an attention → its head dim.
-    unmatched: softmax outside every known attention → why `inference.matcher` found no attention around it.
+    profiles: their number.  head_dims: name of an attention → its head dim, where it is known.
     """
+    by_profile = [[layer for layer in layers if layer.profile == profile] for profile in range(profiles)]
     return tuple(
-        _prove(
-            [layer for layer in layers if layer.profile == profile],
-            attention,
-            target,
-            profile,
-            head_dims.get(attention.name),
-            (unmatched or {}).get(attention.name, ""),
-        )
-        for profile in range(profiles)
+        _prove(here, attention, target, profile, head_dims.get(attention.name))
+        for profile, here in enumerate(by_profile)
         for attention in attentions
     )
 
 
 def _prove(
-    layers: Sequence[Layer], attention: Attention, target: str, profile: int, head_dim: int | None, unmatched: str
+    layers: Sequence[Layer], attention: Attention, target: str, profile: int, head_dim: int | None
 ) -> AttentionProof:
     nodes = set(attention.nodes)
     parts = [layer for layer in layers if nodes & set(layer.nodes)]
@@ -193,25 +182,19 @@ def _prove(
         fused=fused,
         kernels=tuple(layer.name for layer in parts),
         precision=", ".join(dict.fromkeys(products)) or "unknown",
-        reason="" if fused else _reason(attention, parts, whole, products, head_dim, unmatched),
+        reason="" if fused else _reason(attention, len(parts), bool(whole), set(products), head_dim),
     )
 
 
-def _reason(
-    attention: Attention,
-    parts: Sequence[Layer],
-    whole: Sequence[Layer],
-    products: Sequence[str | None],
-    head_dim: int | None,
-    unmatched: str,
-) -> str:
+def _reason(attention: Attention, parts: int, whole: bool, types: Set[str], head_dim: int | None) -> str:
+    """Return why an attention in ``parts`` layers is not fused.  whole: one of them computes all of it."""
     if not attention.known:
-        return "this softmax is not part of a known form of attention" + (f": {unmatched}" if unmatched else "")
+        return "this softmax is not part of a known form of attention"
     if not parts:
         return "no layer of the engine lists the attention's nodes"
     if whole:
         return (
-            f"a single kernel, but other layers ({len(parts) - 1}) pad and cut its head dim {head_dim}: "
+            f"a single kernel, but other layers ({parts - 1}) pad and cut its head dim {head_dim}: "
             "type gmmvit convert with --pad-heads"
         )
     if attention.normalises_heads:
@@ -221,7 +204,7 @@ def _reason(
             "its heads are mixed around softmax, and each head has its own mask: "
             "an equal form without mixing does not exist"
         )
-    if set(products) == {"fp32"}:
+    if types == {"fp32"}:
         return "it runs in float32: fused kernels exist for fp16, bf16 and fp8"
     if attention.mixes_heads:
         return (
@@ -230,7 +213,7 @@ def _reason(
         )
     if head_dim is not None and (head_dim < 16 or head_dim > 256):
         return f"head dim {head_dim}: fused kernels take 16 to 256; type gmmvit convert with --pad-heads if below 16"
-    return f"the builder split it into {len(parts)} kernels"
+    return f"the builder split it into {parts} kernels"
 
 
 def unreached(
@@ -244,8 +227,7 @@ def unreached(
 ) -> tuple[Miss, ...]:
     """Return the matrix products and convolutions that run in another data type than ``precision`` promises.
 
-    roles: node → role.  profiles: the number of optimisation profiles, in each of which a node is checked.
-    not_quantized: the projections that an int8 graph leaves in fp16 on purpose.
+    roles: node → role.  profiles: their number.  not_quantized: the projections that an int8 graph leaves in fp16.
     """
     promised = {node: kind for node, role in roles.items() if (kind := _promised(role, precision))}
     promised |= dict.fromkeys(not_quantized, _promised("product", precision))

@@ -28,6 +28,7 @@ def fault(alone: bool) -> Callable[[Any, Any], Any]:
     return lambda self, batch: run(self, batch) + (1 if (len(batch) == 1) == alone else 0)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_bf16), "int8"])
 def test_a_wrong_program_gives_no_answer(precision: str, precise_bundle: Bundle, monkeypatch: Any) -> None:
     inputs, logits = precise_bundle.golden()
@@ -63,6 +64,7 @@ def test_parity_and_bench_judge_a_wrong_program_that_gives_no_answer_after_them(
                 runner.run(bundle.golden()[0][:2])
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
 def test_a_forked_process_does_not_wait_for_threads_it_does_not_have(name: str, bundle: Bundle) -> None:
     batch = bundle.golden()[0]
