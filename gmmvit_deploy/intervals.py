@@ -15,11 +15,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
-__all__ = ["Z95_ONE_SIDED", "mcnemar", "score_interval", "share_interval"]
+__all__ = ["Z95_ONE_SIDED", "Measured", "mcnemar", "score_interval", "share_interval"]
 
 Z95_ONE_SIDED = 1.6448536269514722
 _STEPS = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A measured share or ratio, with both ends of its interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 def score_interval(images: float, lost: float, gained: float, *, z: float = Z95_ONE_SIDED) -> tuple[float, float]:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.bench.outputs import Answers, Expected, OutputCheck
 from gmmvit_deploy.inference.precision import Precision
+from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.measure.load import ScenarioName, Work, drive
-from gmmvit_deploy.measure.statistics import ENOUGH, Percentile, Ratio, percentiles, ratio, spread
+from gmmvit_deploy.measure.statistics import ENOUGH, percentiles, ratio, spread
 from gmmvit_deploy.measure.turns import settle
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.runner import Device, Runner
@@ -85,9 +86,9 @@ class Cell:
         return sum(map(len, self.rounds))
 
     @property
-    def percentiles(self) -> tuple[Percentile, ...]:
+    def percentiles(self) -> dict[str, dict[str, float | None]]:
         """The percentiles over all rounds.  Empty in Offline, where all samples wait in a queue from the start."""
-        return () if self.scenario == "Offline" else percentiles(np.concatenate(self.rounds))
+        return {} if self.scenario == "Offline" else percentiles(np.concatenate(self.rounds))
 
 
 def measure(
@@ -112,7 +113,7 @@ def measure(
     return [turn.cell() for turn in turns]
 
 
-def ratios(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Ratio]]:
+def ratios(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Measured]]:
     """Return (cell, first, time of cell / time of first) for every cell; first: of the same scenario and batch size."""
     compared = []
     for cell in cells:

@@ -32,7 +32,7 @@ def page_of(result: Result) -> str:
                 f"{ratio['runner']} / {ratio['over']}",
                 ratio["scenario"],
                 str(ratio["batch"]),
-                f"{ratio['median']:.3f}",
+                f"{ratio['value']:.3f}",
                 f"{ratio['low']:.3f} to {ratio['high']:.3f}",
             )
             for ratio in result["ratios"]

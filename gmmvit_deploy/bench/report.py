@@ -197,10 +197,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "median_ms": cell.median_ms,
         "spread": cell.spread,
         "samples_per_second": cell.samples_per_second,
-        "percentiles": {
-            percentile.name: {"ms": percentile.value, "missing_queries": percentile.missing}
-            for percentile in cell.percentiles
-        },
+        "percentiles": cell.percentiles,
         "round_ms": cell.times,
         "latencies_ms": [round(float(value), 5) for part in cell.rounds for value in part]
         if cell.scenario != "Offline"

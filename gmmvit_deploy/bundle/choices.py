@@ -15,16 +15,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_file
 from gmmvit_deploy.inference.runner_name import RunnerName
+from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.precision_names import precision_from
-
-if TYPE_CHECKING:
-    from gmmvit_deploy.measure.statistics import Ratio
 
 __all__ = [
     "CHOICES_FILE",
@@ -33,7 +31,6 @@ __all__ = [
     "Goal",
     "JudgedImages",
     "Machine",
-    "Measured",
     "read_choices",
     "write_choice",
 ]
@@ -57,19 +54,6 @@ class Machine:
 
     def __str__(self) -> str:
         return f"{self.cpu}, {self.cores} cores{f', {self.gpu}' if self.gpu else ''}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A measured value, with both ends of its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, ratio: Ratio) -> Measured:
-        return cls(value=ratio.median, low=ratio.low, high=ratio.high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

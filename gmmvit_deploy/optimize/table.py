@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gmmvit_deploy.bundle.choices import Candidate, Choice, Measured
+from gmmvit_deploy.bundle.choices import Candidate, Choice
+from gmmvit_deploy.intervals import Measured
 
 
 def head_of(choice: Choice) -> tuple[str, ...]:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gmmvit_deploy.bundle.choices import Measured
 from gmmvit_deploy.bundle.gates import Gate, kept_beside
-from gmmvit_deploy.intervals import share_interval
+from gmmvit_deploy.intervals import Measured, share_interval
 from gmmvit_deploy.parity._accuracy import accuracy_of, lower_ratio
 from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.report import RunnerReport
