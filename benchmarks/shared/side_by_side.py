@@ -207,7 +207,7 @@ def rows_of(
             row["over_plain"] = ratio(values, times[f"{name} plain"])
         line = lines.get(family.precision[name])
         if line is not None and not name.endswith(" plain"):
-            row["share_of_roofline"] = line.least_ms(work) / row["median_ms"]
+            row["share_of_roofline"] = line.min_ms(work) / row["median_ms"]
         rows[name] = row | checks[name]
     return rows
 

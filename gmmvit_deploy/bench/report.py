@@ -32,7 +32,7 @@ class Share:
     runner: str
     batch: int
     share: float
-    least_ms: float
+    min_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,10 +81,8 @@ class BenchReport:
         for cell in self.cells:
             line = lines.get((cell.precision, cell.device))
             if cell.scenario != "Offline" and cell.batch in works and line is not None:
-                least = line.least_ms(works[cell.batch])
-                measured.append(
-                    Share(runner=cell.runner, batch=cell.batch, share=least / cell.median_ms, least_ms=least)
-                )
+                least = line.min_ms(works[cell.batch])
+                measured.append(Share(runner=cell.runner, batch=cell.batch, share=least / cell.median_ms, min_ms=least))
         return measured
 
     def to_json(self) -> dict[str, Any]:

@@ -42,11 +42,7 @@ Goal = Literal["latency", "throughput"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A kind of machine.
-
-    cpu: the processor's model name and its vector extensions.  cores: their number.
-    gpu: the GPU's name, or "".
-    """
+    """A kind of machine.  cpu: the processor's model name and its vector extensions.  gpu: the GPU's name, or ""."""
 
     cpu: str
     cores: int
@@ -180,10 +176,9 @@ def read_choices(bundle: Path) -> tuple[tuple[Choice, ...], str]:
 
 
 def write_choice(bundle: Path, choice: Choice) -> Path:
-    """Write an entry into a bundle's ``runners.json`` and return the file's path.
+    """Write an entry in place of that of the same kind of machine, and return the path of ``runners.json``.
 
-    The entry replaces that of the same kind of machine; all others stay. A file that cannot be read is kept as
-    ``runners.json.old``.
+    A file that cannot be read is kept as ``runners.json.old``.
     bundle: the bundle's folder.  Errors: OutputError when the file cannot be written.
     """
     entries, unreadable = read_choices(bundle)

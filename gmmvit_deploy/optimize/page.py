@@ -42,7 +42,7 @@ def page_of(choice: Choice, bundle: Bundle) -> str:
 def _summary(choice: Choice) -> Summary:
     best = choice.passed[0]
     speed = f", {best.speed.value:.2f} times as fast as {choice.base}" if best.speed is not None else ""
-    gate = f" and reach the gate, {choice.gate.kind} {choice.gate.least:g}," if choice.gate is not None else ""
+    gate = f" and reach the gate, {choice.gate.kind} {choice.gate.min_share:g}," if choice.gate is not None else ""
     sentence = (
         f"{best.runner} is the fastest{speed}, for {choice.goal} at batch {choice.batch} on {choice.machine}, "
         f"of those that pass all checks{gate} on these images."
@@ -83,7 +83,7 @@ def _plot(candidates: list[Candidate], choice: Choice) -> str:
     kind = "judged"
     if choice.gate is not None:
         kind = choice.gate.kind
-        axes.axhline(choice.gate.least, linestyle="--", color=SERIES[2], label=f"gate {choice.gate.least:g}")
+        axes.axhline(choice.gate.min_share, linestyle="--", color=SERIES[2], label=f"gate {choice.gate.min_share:g}")
     axes.set_xlabel(f"speed, {choice.base} = 1")
     axes.set_ylabel(kind)
     axes.legend(frameon=False)

@@ -64,6 +64,6 @@ def _settled(candidate: Candidate, choice: Choice) -> str:
         return ""
     if candidate.images_to_settle is not None:
         return f"{candidate.images_to_settle:,} images"
-    if judged.low >= choice.gate.least or judged.high < choice.gate.least:
+    if judged.low >= choice.gate.min_share or judged.high < choice.gate.min_share:
         return "these images"
     return "more images, which would fail it"

@@ -162,8 +162,8 @@ def test_roofline_is_the_best_of_what_was_measured(bundle: Bundle) -> None:
     assert line is not None
     assert line.best.gflops == max(rate.gflops for rate in line.rates)
     assert {rate.library for rate in line.rates} == {"torch", "onnxruntime", "openvino"}
-    assert line.least_ms(works[1]) == pytest.approx(
-        1e3 * max(works[1].operations / line.best.gflops / 1e9, works[1].least_bytes("fp32") / line.bandwidth)
+    assert line.min_ms(works[1]) == pytest.approx(
+        1e3 * max(works[1].operations / line.best.gflops / 1e9, works[1].min_bytes("fp32") / line.bandwidth)
     )
     again = measured_roofline(works[:1], "fp32", seen=line)
     assert again is not None

@@ -105,7 +105,7 @@ def test_the_choice_is_written_beside_the_proven_files(
     assert best.judged is not None
     assert best.judged.low <= best.judged.value <= best.judged.high
     assert choice.gate is not None
-    assert (choice.gate.kind, choice.gate.least) == ("accuracy ratio", 0.5)
+    assert (choice.gate.kind, choice.gate.min_share) == ("accuracy ratio", 0.5)
     assert choice.images is not None
     assert choice.images.count == 500  # evenly spread over the 520
     slow = of(choice, "onnxruntime:fp16")
@@ -169,7 +169,7 @@ def test_without_labels_decisions_decide_and_without_calibration_static_int8_is_
     np.savez(tmp_path / "x.npz", images=photographs(3, 24))
     choice, answer = optimized(copy, "--data", f"array:{tmp_path / 'x.npz'}")
     assert choice.gate is not None
-    assert (choice.gate.kind, choice.gate.least) == ("kept decisions", 0.97)
+    assert (choice.gate.kind, choice.gate.min_share) == ("kept decisions", 0.97)
     for form in ("static", "mixed"):
         missing = of(choice, f"openvino:int8-{form}")
         assert not missing.passed

@@ -29,7 +29,7 @@ from gmmvit_deploy.inference.int8_products import int8_saturates
 from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.inference.runner_name import Form
 from gmmvit_deploy.parity._calibration import check_calibration
-from gmmvit_deploy.parity._preprocessing import check_preprocessing
+from gmmvit_deploy.parity._preprocessing import PreprocessingCheck
 from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.check import check_parity
@@ -290,7 +290,13 @@ def test_a_server_in_int8_is_compared_with_the_quantised_graph(precise_bundle: B
         exact = Reference(bundle).logits(bundle.inputs_from_pixels(pixels()[:1]))[1][0]
         sample = Sample(where="a.png", encoded=lambda: b"photograph", pixels=pixels()[0], exact=exact)
         limit = Limit(largest=1e-3, rms=None, derivation="")
-        check = check_preprocessing(bundle, runner, limit, samples=[sample], of_graph=graph)
+        tested: Any = SimpleNamespace(
+            runner=runner,
+            run=SimpleNamespace(samples=[sample]),
+            graph=graph,
+            check=lambda kind: SimpleNamespace(widest_limit=limit),
+        )
+        check = PreprocessingCheck(tested).judge()
     assert np.abs(infer(np.array([[b"photograph"]], dtype=object))[0] - exact).max() > limit.largest
     assert check.verdict == "undecided", check.reasons
     assert "gives the quantised graph's logits for 1 images of the data" in check.summary

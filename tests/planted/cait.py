@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from tests.planted.graph import GraphCopy, Planted
+from tests.planted.graph import GraphCopy, Planted, changed
 from tests.planted.locality import MODELS, channel_first
 
 _ATTENTION = r"class_blocks\.\d+\.attention\.inner"
-
-
-def transposed_mixing(*sides: str) -> Callable[[GraphCopy], None]:
-    """Return a function that transposes the head mixings.  sides: ``before`` softmax, ``after`` softmax, or both."""
-
-    def plant(graph: GraphCopy) -> None:
-        for node in graph.find("MatMul", rf".*\.scores\.({'|'.join(sides)})\.mixing"):
-            graph.change(node, np.transpose)
-
-    return plant
 
 
 def _class_token_among_keys(graph: GraphCopy) -> None:
@@ -57,8 +45,15 @@ CASES = [
     Planted(MODELS["cait"], _class_token_among_keys, _CLASS_BLOCKS),
     Planted(VIT_PYTORCH, _patches_alone_as_keys, _CLASS_BLOCKS),
     Planted(VIT_PYTORCH, channel_first, "patches flattened with the channel first"),
-    Planted(VIT_PYTORCH, transposed_mixing("before", "after"), "head mixing transposed"),
-    Planted(MODELS["cait"], transposed_mixing("before", "after"), "head mixing transposed"),
-    Planted(MODELS["cait"], transposed_mixing("before"), "head mixing before softmax transposed"),
-    Planted(MODELS["cait"], transposed_mixing("after"), "head mixing after softmax transposed"),
+    *(
+        Planted(
+            model, changed("MatMul", rf".*\.scores\.({sides})\.mixing", np.transpose), f"head mixing{where} transposed"
+        )
+        for model, sides, where in (
+            (VIT_PYTORCH, "before|after", ""),
+            (MODELS["cait"], "before|after", ""),
+            (MODELS["cait"], "before", " before softmax"),
+            (MODELS["cait"], "after", " after softmax"),
+        )
+    ),
 ]
