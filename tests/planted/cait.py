@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tests.planted.graph import GraphCopy, Planted, changed
@@ -38,6 +40,11 @@ def _set_keys(graph: GraphCopy, more: int) -> None:
             graph.feed(node, shape)
 
 
+def _transposed(sides: str) -> Callable[[GraphCopy], None]:
+    """sides: of softmax."""
+    return changed("MatMul", rf".*\.scores\.({sides})\.mixing", np.transpose)
+
+
 VIT_PYTORCH = "vp_cait"
 _CLASS_BLOCKS = "the class token added to the keys of the class blocks, or left out of the keys"
 
@@ -45,15 +52,8 @@ CASES = [
     Planted(MODELS["cait"], _class_token_among_keys, _CLASS_BLOCKS),
     Planted(VIT_PYTORCH, _patches_alone_as_keys, _CLASS_BLOCKS),
     Planted(VIT_PYTORCH, channel_first, "patches flattened with the channel first"),
-    *(
-        Planted(
-            model, changed("MatMul", rf".*\.scores\.({sides})\.mixing", np.transpose), f"head mixing{where} transposed"
-        )
-        for model, sides, where in (
-            (VIT_PYTORCH, "before|after", ""),
-            (MODELS["cait"], "before|after", ""),
-            (MODELS["cait"], "before", " before softmax"),
-            (MODELS["cait"], "after", " after softmax"),
-        )
-    ),
+    Planted(VIT_PYTORCH, _transposed("before|after"), "head mixing transposed"),
+    Planted(MODELS["cait"], _transposed("before|after"), "head mixing transposed"),
+    Planted(MODELS["cait"], _transposed("before"), "head mixing before softmax transposed"),
+    Planted(MODELS["cait"], _transposed("after"), "head mixing after softmax transposed"),
 ]
