@@ -28,11 +28,7 @@ _MAX_CALLERS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The measurements to make.
-
-    batches: for latencies; the throughput is measured at the largest.
-    seconds: the approximate time for each `Cell`, over all rounds.
-    """
+    """batches: for latencies; the throughput is measured at the largest.  seconds: for each `Cell`, over all rounds."""
 
     batches: tuple[int, ...] = (1, 8, 64)
     rounds: int = 10
@@ -99,10 +95,7 @@ def measure(
     *,
     on_progress: OnProgress = ignore,
 ) -> list[Cell]:
-    """Measure every runner at every batch size of the plan that it takes.  inputs: (N, …).
-
-    Wrong answers raise no error, but `OutputCheck.right` of the cells is false.  Errors: every error of a runner.
-    """
+    """Measure every runner at every batch size that it takes, on inputs (N, …).  Wrong answers raise no error."""
     turns = [_Turn(runner, work, expected) for runner in runners for work in _works(runner, inputs, plan)]
     generator = np.random.default_rng(0)
     for number in range(plan.rounds):

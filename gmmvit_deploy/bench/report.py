@@ -40,8 +40,7 @@ class BenchReport:
     """The result of a benchmark.
 
     runners: label → the runner's program and settings.  before, after: the machine while this process was idle.
-    works: the network's operations and bytes at each batch size.  steps: the waterfall of a single image.
-    loads: the searches for the highest arrival rate.  skipped: the reason of each measurement that was left out.
+    steps: the waterfall of a single image.  skipped: the reason of each measurement that was left out.
     """
 
     bundle: Mapping[str, Any]

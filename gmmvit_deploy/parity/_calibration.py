@@ -45,10 +45,7 @@ class CalibrationCheck(RunnerCheck):
 
 
 def check_calibration(bundle: Bundle, graph: QuantisedGraph, db: float | None) -> Check:
-    """Compare a quantised graph, which ran on the data, with its record.
-
-    db: the signal-to-noise ratio of its logits on the data; None without images that can judge it.
-    """
+    """db: the signal-to-noise ratio of the graph's logits on the data; None without images that can judge it."""
     check, calibration = _compared_with_record(bundle, graph), graph.record.calibration
     if calibration is None or db is None:
         return check

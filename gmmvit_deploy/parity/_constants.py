@@ -34,10 +34,7 @@ if TYPE_CHECKING:
 
 
 def check_constants(bundle: Bundle, reference: Reference) -> Check:
-    """Compare the constants in the graph with the manifest, and with the constants folded from the weights.
-
-    reference: the network rebuilt from the bundle's weights.
-    """
+    """reference: the network rebuilt from the bundle's weights."""
     folded, exact = fold(reference.model), fold(reference.exact)
     proto = onnx.load(bundle.onnx_path)
     graph = stored_constants(proto.graph)
@@ -71,10 +68,7 @@ def _stored(
     folded: Sequence[FoldedConstant],
     exact: Sequence[FoldedConstant],
 ) -> tuple[tuple[FoldedConstant, ...], list[str]]:
-    """Return the constants that the graph stores for the layers, and the reasons why they are not right.
-
-    folded, exact: the constants folded from the weights, in float32 and in float64.
-    """
+    """Return the constants that the graph stores for the layers, and why they are not those folded from the weights."""
     left = list(records)
     in_float64 = {(constant.layer, constant.step): array_of(constant.constant) for constant in exact}
     stored, reasons = [], []

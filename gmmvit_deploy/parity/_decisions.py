@@ -45,7 +45,7 @@ _MAX_TO_DECIDE = 1_000_000
 
 
 class Decisions:
-    """Accumulate predicted classes batch by batch, with the margin and the largest error of each input.
+    """Accumulate predicted classes, with the margin and the largest error of each input.
 
     broken: the number of images whose logits are not finite, which `kept` counts as changed.
     """
@@ -64,11 +64,7 @@ class Decisions:
         self.broken = 0
 
     def add(self, where: Sequence[str], logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
-        """Add a batch.
-
-        where: a text that identifies each input.  logits: (B, C), the finite logits of the runner.
-        trained, exact: (B, C), PyTorch's float32 and float64 logits.
-        """
+        """Add finite logits (B, C) of the runner, and PyTorch's in float32 and float64.  where: names of the inputs."""
         pytorch_class, runner_class = trained.argmax(1), logits.argmax(1)
         rows = np.arange(len(logits))
         runner_up = np.partition(exact, -2, axis=1)[:, -2] if exact.shape[1] > 1 else exact[:, 0]
@@ -147,10 +143,7 @@ class Decisions:
         return np.concatenate(self._margins), np.concatenate(self._errors), np.concatenate(self._changed)
 
     def check(self, limit: Limit) -> Check:
-        """Fail if noise does not explain the margin of a flip, or if no logits could be compared.
-
-        limit: the limit of the numeric check.
-        """
+        """Fail if noise does not explain the margin of a flip.  limit: of the numeric check."""
         margins, errors, changed = self.points()
         threshold = self._limits * limit.largest
         counted = self._counted(np.array(threshold))
@@ -189,7 +182,7 @@ class Decisions:
 
 
 class Crossings(Decisions):
-    """Accumulate the labels of each input of a multi-label network batch by batch."""
+    """Accumulate the labels of each input of a multi-label network."""
 
     _limits = 1
 

@@ -45,11 +45,10 @@ def batch_sizes(ranges: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
 
 
 def mixed_up(logits: NDArray[Any], expected: NDArray[Any]) -> list[tuple[int, int]]:
-    """Return (row, other row) for every mixed-up row, whose logits are far nearer to the other row's expected logits.
+    """Return (row, other row) for every row of logits (B, C) that is far nearer to another row of the expected (B, C).
 
-    logits: (B, C) of the runner.  expected: (B, C) of the reference.  "Far nearer" means less than a quarter of the
-    Euclidean distance from the row's own expected logits, so that the rounding of a coarse precision is not mistaken
-    for the logits of another row.
+    "Far nearer" means less than a quarter of the Euclidean distance from the row's own expected logits, so that the
+    rounding of a coarse precision is not mistaken for the logits of another row.
     """
     if logits.shape != expected.shape:
         return []
@@ -114,10 +113,7 @@ class InvarianceCheck(RunnerCheck):
 def _ways(
     runner: Runner, inputs: NDArray[Any], rows: NDArray[Any], answers: NDArray[Any], generator: np.random.Generator
 ) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
-    """Yield (name of the trial, its logits, the logits of the same images in the ordinary batch) for each trial.
-
-    rows: the index in ``inputs`` of each image of the ordinary batch.  answers: their logits.
-    """
+    """Yield (name of a trial, its logits, the same images' among ``answers``, the logits of ``inputs[rows]``)."""
     size = len(rows)
     smallest = min(low for low, _ in runner.ranges)
     watched = generator.permutation(size)[:_ROWS_ALONE]

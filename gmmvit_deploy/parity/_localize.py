@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 
 class LocalizeCheck(RunnerCheck):
-    """Names the first block of the runner's graph whose error exceeds the limit.
-
-    The program of an engine or of a server cannot be inspected. In place of such a program, the bundle's graph of the
-    same precision runs in ONNX Runtime, and the summary of the check reports the replacement.
-    """
+    """In place of an engine or a server, which cannot be inspected, the bundle's graph runs in ONNX Runtime."""
 
     name = "localize"
 
@@ -124,10 +120,7 @@ def _outputs(model: Model, names: Iterable[str], tensors: torch.Tensor) -> dict[
 def _as_narrow_as(
     values: Mapping[str, NDArray[Any]], tensors: Mapping[str, str], outputs: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Return the outputs of the blocks without the tokens that the graph's blocks do not compute.
-
-    In a graph of a foreign network, the last block may output only the first tokens, which the head reads.
-    """
+    """Drop tokens that the graph does not compute: of foreign networks, the last block may output those of the head."""
     narrowed = dict(outputs)
     for name, tensor in tensors.items():
         whole, value = outputs[name], values.get(tensor)
@@ -143,9 +136,6 @@ def _errors(
     exact: dict[str, NDArray[Any]],
     precision: Precision,
 ) -> list[dict[str, Any]]:
-    """Return for each block: its name; the largest and the relative error of its output; the relative error divided by
-    that of the block before; the limit of the largest error, if the precision has one; and whether it is right.
-    """
     blocks: list[dict[str, Any]] = []
     before = 0.0
     for name, tensor in tensors.items():

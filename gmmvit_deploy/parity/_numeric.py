@@ -47,7 +47,6 @@ class SetNumbers:
     """The measured distances of a set of inputs, and their limit.
 
     batch: the number of inputs in the runner's batches.
-    noise: the distance of PyTorch's float32 logits from PyTorch's float64 logits.
     from_exact, limit: the distances of the runner's logits from those that ``reference`` names, and their limit.
     from_trained: the distances of the runner's logits from PyTorch's float32 logits.
     misshapen: expected and actual shape of the runner's logits if they differ; else empty.
@@ -106,10 +105,7 @@ class SetNumbers:
 
 
 class Distances:
-    """Accumulate the distances of a runner's logits on a set of inputs, batch by batch.
-
-    stored: the noise recorded at export, if both of PyTorch's logits are those stored at export; else None.
-    """
+    """stored: the noise recorded at export, if both of PyTorch's logits are those stored at export; else None."""
 
     def __init__(self, inputs: str, *, batch: int, stored: Noise | None = None) -> None:
         self.inputs, self.batch, self._stored = inputs, batch, stored
@@ -127,9 +123,7 @@ class Distances:
         exact: NDArray[Any],
         of_graph: NDArray[Any] | None = None,
     ) -> None:
-        """Add logits (B, C): of the runner, where another shape makes the check fail, of PyTorch in float32 and in
-        float64, and of the quantised graph with every rounding; None for other precisions.
-        """
+        """Add logits (B, C) of the runner (any shape), of PyTorch in float32 and float64, and of a quantised graph."""
         self._noise.add(trained, exact)
         self._lowest, self._highest = np.fmin(self._lowest, exact.min(0)), np.fmax(self._highest, exact.max(0))
         if logits.shape != exact.shape:

@@ -1,6 +1,4 @@
-"""Draw the plots of a parity report as SVG text: error by block, margin against error, accuracy by class, and what
-projections in float32 keep and cost.
-"""
+"""Draw the plots of a parity report as SVG text."""
 
 from __future__ import annotations
 
@@ -33,11 +31,7 @@ def block_plot(blocks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[Any]) -> str:
-    """Plot the largest error of each input against the margin of the decision.
-
-    Above the line error = margin / 2, numeric error may flip the predicted class.
-    margins, errors, flipped: (N,), as in `RunnerReport.points`.
-    """
+    """Plot `RunnerReport.points`.  Above the line error = margin / 2, numeric error may flip the predicted class."""
     figure, axes = figure_and_axes(height=4.2)
     beyond = int((errors > margins / 2).sum())
     margins, errors = np.maximum(margins, 1e-10), np.maximum(errors, 1e-10)  # the axes are logarithmic
@@ -61,10 +55,7 @@ def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[An
 
 
 def class_plot(classes: Sequence[Mapping[str, Any]]) -> str:
-    """Plot the accuracy of PyTorch and of the runner by class.
-
-    If there are more than 40 classes, the plot shows the 40 classes with the largest difference of accuracy.
-    """
+    """Plot the accuracy of PyTorch and of the runner by class, of the 40 classes in which it differs most."""
     chosen = sorted(classes, key=lambda row: -abs(row["pytorch"] - row["runner"]) / row["images"])[:_MANY_CLASSES]
     shown = [row for row in classes if row in chosen]
     figure, axes = figure_and_axes(height=3.4)
@@ -86,10 +77,9 @@ def class_plot(classes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def mixed_plot(curve: Sequence[Mapping[str, Any]], gate: float | None) -> str:
-    """Plot the decisions kept, with their interval, against the time of int8 graphs with projections in other forms.
+    """Plot the decisions kept against the time of int8 graphs with projections in other forms.
 
-    curve: the rows that `gmmvit convert` recorded, in the order of the number of projections that moved.
-    gate: the share of decisions that had to be kept; None for another gate.
+    curve: the rows that `gmmvit convert` recorded.  gate: the share of decisions to keep; None for another gate.
     """
     figure, axes = figure_and_axes(height=3.6)
     times, kept = [row["time"] for row in curve], [100 * row["kept"] for row in curve]

@@ -113,11 +113,7 @@ class _Judged:
         self.largest = 0.0
 
     def add(self, kind: str, logits: NDArray[Any], exact: NDArray[Any], among: NDArray[Any] | None = None) -> None:
-        """Judge the logits (B, C) with which the server answered a request.
-
-        kind: the kind of request, for messages.  exact: (B, C), the expected logits.
-        among: the expected logits of all concurrent requests, to detect an answer that belongs to another request.
-        """
+        """Judge the logits (B, C) of a request of a kind.  among: the expected logits of all concurrent requests."""
         self.answers += len(logits)
         largest = distance(logits, exact)
         self.largest = float(np.fmax(self.largest, largest))
@@ -151,9 +147,8 @@ def _mix(
 ) -> dict[str, Any]:
     """Send up to `_ROUNDS` rounds of concurrent requests, until the server has joined requests into a batch.
 
-    Returns ``requests``, ``executions``, the largest number that can have run the requests, and ``joined``, their
-    difference, which is never too high: other clients, such as the probes of a supervisor, can only add executions.
-    The last two are None if the server does not offer its statistics, as behind a gateway.
+    ``joined``, requests − executions, is never too high: other clients, such as the probes of a supervisor, can only
+    add executions. Both are None if the server does not offer its statistics, as behind a gateway.
     """
     largest = min(_MAX_IN_A_REQUEST, runner.max_batch)
     requests = executions = 0
@@ -178,7 +173,6 @@ def _mix(
 
 
 def _counts(server: Served) -> int | None:
-    """Return the network's executions since the server started; None if the server does not offer its statistics."""
     try:
         return server.connection.counts(server.network)[1]
     except NotOfferedError:

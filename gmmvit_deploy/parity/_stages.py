@@ -50,10 +50,7 @@ class _Stage:
 
 
 class Stages:
-    """Accumulate the stages of a runner, batch by batch.
-
-    label_set: None for features, which decide nothing.  over_images: as in `tolerances.signal_to_noise_db`.
-    """
+    """label_set: None for features, which decide nothing.  over_images: as in `tolerances.signal_to_noise_db`."""
 
     def __init__(self, label_set: LabelSet | None, *, over_images: bool) -> None:
         self._label_set, self._over_images = label_set, over_images

@@ -26,7 +26,6 @@ def with_choice(bundle: Bundle, report: ParityReport) -> ParityReport:
 
 
 def _checked(bundle: Bundle, parity: ParityReport) -> Check | None:
-    """Compare versions with those of the choice, and judge the chosen runner by its other checks and by the gate."""
     choice, _ = choice_of_this_machine(bundle)
     if choice is None or choice.gate is None or choice.images is None or not choice.passed:
         return None

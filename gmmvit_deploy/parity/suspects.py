@@ -40,9 +40,8 @@ def explain(
     *,
     mistakes: Iterable[tuple[str, NDArray[Any]]] | None = None,
 ) -> str:
-    """Return the name of the mistake that explains ``logits``, or an empty string if no mistake does.
+    """Return the name of the mistake that explains a runner's logits (B, C) for inputs of the graph (B, …), or "".
 
-    inputs: (B, …) in the form of the graph's input.  logits: (B, C), the runner's logits.
     limit: the largest absolute difference allowed for a correct runner.
     mistakes: the output of `suspects` for these inputs, if already computed; None calls `suspects`.
     """

@@ -45,7 +45,6 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
     names = ["onnxruntime", "openvino+kernels" if ours else "openvino"]
     options = TuneOptions(bound_ms=2000, runners=tuple(map(RunnerName.parse, names)))
     tuned = tune(bundle, out, options)
-    assert tuned.best is not None
     assert tuned.best.rate == max(trial.rate for trial in tuned.trials) > 0
     settings = [trial.settings for trial in tuned.trials]
     tried = [(str(each.runner), each.instances) for each in settings]
