@@ -237,6 +237,7 @@ def test_no_runner_is_much_faster_than_the_roofline(bundle: Bundle) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.integration
 def test_the_page_holds_everything_and_fetches_nothing(report: BenchReport, tmp_path: Path) -> None:
     path = tmp_path / "bench.html"
     write_page(report.to_json(), path)
@@ -252,13 +253,7 @@ def test_the_page_holds_everything_and_fetches_nothing(report: BenchReport, tmp_
     assert tree.all("h2")[0].text == f"Verdict: {'✓' if report.verdict == 'VALID' else '✗'} {report.verdict}"
     shown = [line.text for line in tree.all("main")[0].children[1].all("li")]
     assert set(report.reasons) <= set(shown)
-
-
-@pytest.mark.nightly
-@pytest.mark.integration
-def test_an_accessibility_checker_has_no_complaint(report: BenchReport, tmp_path: Path) -> None:
-    write_page(report.to_json(), tmp_path / "bench.html")
-    assert accessibility_problems(tmp_path / "bench.html") == []
+    assert accessibility_problems(path) == []
 
 
 @pytest.fixture

@@ -85,15 +85,8 @@ def test_the_choice_is_written_beside_the_proven_files(
 ) -> None:
     monkeypatch.delattr(TrainedAccuracy, "try_others")  # minutes for a large network, and no choice depends on it
     bundle = copied(precise_bundle, tmp_path)
-    other = Choice(
-        machine=Machine(cpu="another", cores=64),
-        goal="latency",
-        batch=1,
-        candidates=(),
-        versions={},
-        made_at="",
-        base=RunnerName("onnxruntime"),
-    )
+    empty: Any = {"candidates": (), "versions": {}, "made_at": "", "base": RunnerName("onnxruntime")}
+    other = Choice(machine=Machine(cpu="another", cores=64), goal="latency", batch=1, **empty)
     write_choice(bundle.path, other)
     choice, answer = optimized(
         bundle, "--data", f"array:{labelled}", "--gate", "0.5", "--report", tmp_path / "page.html"
@@ -151,6 +144,7 @@ def test_missing_forms_of_int8_are_tried_and_written_beside_what_was_there(
     assert graph_of(bundle, RunnerName.parse("openvino:int8")).form == "static"
 
 
+@pytest.mark.nightly
 def test_a_gate_that_the_static_form_reached_is_not_searched_again(
     precise_bundle: Bundle, calibration_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +201,7 @@ def test_images_that_calibrate_do_not_judge(bundle: Bundle, labelled: Path) -> N
     assert not (bundle.path / "runners.json").exists()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("goal", ["latency", "throughput"])
 def test_a_program_that_is_wrong_for_single_images_is_left_out(
     goal: str, precise_bundle: Bundle, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -266,14 +261,8 @@ def test_decisions_are_kept_beside_an_accuracy() -> None:
         Check(name=name, verdict="passed", summary="", details=one)
         for name, one in (("accuracy", details), ("decisions", kept))
     ]
-    report = RunnerReport(
-        runner="openvino",
-        precision="int8",
-        batches=(1, 16),
-        provenance={},
-        checks=tuple(checks),
-        points=(np.zeros(0),) * 3,
-    )
+    shown: Any = {"batches": (1, 16), "provenance": {}, "points": ()}
+    report = RunnerReport(runner="openvino", precision="int8", checks=tuple(checks), **shown)
     assert judgement_of(report, Gate(accuracy=0.95)).why_not == ""
     judgement = judgement_of(report, Gate(accuracy=0.99))
     assert judgement.why_not == "kept decisions 0.9000, below the gate 0.97"
