@@ -191,17 +191,9 @@ def test_labels_file_that_is_not_the_manifests(bundle: Bundle, tmp_path: Path) -
 
 RUNNERS = {
     "mixes up rows": (lambda logits: logits[::-1], "batch invariance", "rows are mixed up at batch 2: row 0 got"),
-    "right at batch 1 only": (
-        lambda logits: logits[[0] * len(logits)],
-        "batch invariance",
-        "rows are mixed up at batch 2: row 1 got",
-    ),
+    "right at batch 1 only": (lambda x: x[[0] * len(x)], "batch invariance", "rows are mixed up at batch 2: row 1 got"),
     "wrong at the largest batch": (lambda x: x + 1 if len(x) == 8 else x, "batch invariance", "'alone' at batch 8"),
-    "rounds to fp16": (
-        lambda logits: logits.astype(np.float16).astype(np.float32),
-        "numeric",
-        "logits rounded to float16",
-    ),
+    "rounds to fp16": (lambda x: x.astype(np.float16).astype(np.float32), "numeric", "logits rounded to float16"),
     "a little off": (lambda logits: logits + np.float32(2e-5), "numeric", "from PyTorch's float64 logits"),
     "classes reversed": (lambda logits: logits[:, ::-1], "decisions", "noise explains"),
     "not finite": (lambda logits: np.where(np.arange(10) == 3, np.nan, logits), "numeric", "are not finite"),
