@@ -58,17 +58,16 @@ class PreprocessingCheck(RunnerCheck):
             reasons += _graph_problems(runner.graph.path, golden, spec)
         if runner.server is not None:
             limit = self.tested.check(NumericCheck).widest_limit
-            samples = _with_logits(bundle, self.run.samples[:_MAX_SENT], of_graph)
+            samples = self._samples()
             whose = "PyTorch's" if of_graph is None else "the quantised graph's"
             try:
-                reasons += _preprocess_problems(runner.server, bundle, golden, spec, runner.max_batch)
+                reasons += self._preprocess_problems(runner.server, golden)
                 likewise = "preprocesses them likewise and "
             except NotOfferedError as exc:  # a gateway may offer the ensemble only
                 unknown.append(f"the pixels of the server were not compared: {exc}")
                 likewise = ""
             seen.append(f"the server {likewise}gives {whose} logits for {len(samples)} images of the data")
-            expected = expected_of_golden(bundle, of_graph)
-            reasons += _ensemble_problems(runner.server, golden, expected, whose, limit, runner.max_batch)
+            reasons += self._ensemble_problems(runner.server, golden, whose, limit)
             reasons += _sample_problems(runner.server, samples, whose, limit)
         return Check(
             name=self.name,
@@ -77,6 +76,45 @@ class PreprocessingCheck(RunnerCheck):
             reasons=tuple(reasons + unknown),
             details={"images": len(golden.images)},
         )
+
+    def _samples(self) -> Sequence[Sample]:
+        """Return real images, with the expected logits."""
+        samples = self.run.samples[:_MAX_SENT]
+        if self.graph is None or not samples:
+            return samples
+        pixels = np.stack([sample.pixels for sample in samples])
+        logits = self.graph.logits(self.bundle.inputs_from_pixels(pixels))
+        return [replace(sample, exact=row) for sample, row in zip(samples, logits, strict=True)]
+
+    def _preprocess_problems(self, server: Served, golden: GoldenSet) -> list[str]:
+        """Errors: NotOfferedError when a gateway does not offer the preprocessing model."""
+        spec, kind = self.bundle.manifest.image, self.bundle.manifest.input_kind
+        served = server.connection.model(server.preprocess)
+        stated, where = served.preprocessing or {}, f"{server.preprocess} on the server"
+        reasons = [
+            f"{where}: expected {name} {expected} as in the bundle, got {stated.get(name)}"
+            for name, expected in spec.to_json().items()
+            if stated.get(name) != expected
+        ]
+        parts = _encoded(golden, min(served.max_batch, self.runner.max_batch))
+        made = np.concatenate(
+            [server.connection.infer(server.preprocess, "IMAGE", part, output=kind) for part in parts]
+        )
+        problems = (
+            _pixel_problem(made, golden, spec) if kind == "pixels" else _tensor_problem(made, golden.image_pixels, spec)
+        )
+        return reasons + [f"{where}: {why}" for why in problems]
+
+    def _ensemble_problems(self, server: Served, golden: GoldenSet, whose: str, limit: Limit) -> list[str]:
+        size = min(server.connection.model(server.ensemble).max_batch, self.runner.max_batch)
+        logits = np.concatenate([server.infer(part) for part in _encoded(golden, size)])
+        largest = distance(logits, expected_of_golden(self.bundle, self.graph))
+        if largest <= 2 * limit.largest:  # twice, because the golden logits are rounded too
+            return []
+        return [
+            f"{server.ensemble} on the server: the logits of encoded reference images differ by {largest:.3g} from "
+            f"{whose}; expected at most {2 * limit.largest:.3g}"
+        ]
 
 
 def _graph_problems(path: Path, golden: GoldenSet, spec: ImageSpec) -> list[str]:
@@ -87,56 +125,10 @@ def _graph_problems(path: Path, golden: GoldenSet, spec: ImageSpec) -> list[str]
     return [f"{path.name}: {why}" for why in _tensor_problem(tensor, pixels, spec)]
 
 
-def _preprocess_problems(
-    server: Served, bundle: Bundle, golden: GoldenSet, spec: ImageSpec, max_batch: int
-) -> list[str]:
-    """Errors: NotOfferedError when a gateway does not offer the preprocessing model."""
-    served = server.connection.model(server.preprocess)
-    expected = spec.to_json()
-    stated = {name: (served.preprocessing or {}).get(name) for name in expected}
-    where = f"{server.preprocess} on the server"
-    reasons = [
-        f"{where}: expected {name} {expected[name]} as in the bundle, got {stated[name]}"
-        for name in expected
-        if stated[name] != expected[name]
-    ]
-    kind = bundle.manifest.input_kind
-    made = np.concatenate(
-        [
-            server.connection.infer(server.preprocess, "IMAGE", part, output=kind)
-            for part in _encoded(golden, min(served.max_batch, max_batch))
-        ]
-    )
-    if kind == "pixels":
-        return reasons + [f"{where}: {why}" for why in _pixel_problem(made, golden, spec)]
-    return reasons + [f"{where}: {why}" for why in _tensor_problem(made, golden.image_pixels, spec)]
-
-
 def expected_of_golden(bundle: Bundle, of_graph: QuantisedGraph | None) -> NDArray[Any]:
     """Return the logits of the golden images: those of the quantised graph, or those that PyTorch gave at export."""
     golden = bundle.golden_set()
     return golden.image_logits if of_graph is None else of_graph.logits(bundle.inputs_from_pixels(golden.image_pixels))
-
-
-def _with_logits(bundle: Bundle, samples: Sequence[Sample], of_graph: QuantisedGraph | None) -> Sequence[Sample]:
-    if of_graph is None or not samples:
-        return samples
-    logits = of_graph.logits(bundle.inputs_from_pixels(np.stack([sample.pixels for sample in samples])))
-    return [replace(sample, exact=row) for sample, row in zip(samples, logits, strict=True)]
-
-
-def _ensemble_problems(
-    server: Served, golden: GoldenSet, expected: NDArray[Any], whose: str, limit: Limit, max_batch: int
-) -> list[str]:
-    size = min(server.connection.model(server.ensemble).max_batch, max_batch)
-    logits = np.concatenate([server.infer(part) for part in _encoded(golden, size)])
-    largest = distance(logits, expected)
-    if largest <= 2 * limit.largest:  # twice, because the golden logits are rounded too
-        return []
-    return [
-        f"{server.ensemble} on the server: the logits of encoded reference images differ by {largest:.3g} from "
-        f"{whose}; expected at most {2 * limit.largest:.3g}"
-    ]
 
 
 def _encoded(golden: GoldenSet, size: int) -> Iterator[NDArray[Any]]:

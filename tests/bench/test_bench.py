@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bench import served_load
+from gmmvit_deploy.bench import _products, served_load
 from gmmvit_deploy.bench.cells import Plan, measure, ratios
 from gmmvit_deploy.bench.compare import compare, open_result
 from gmmvit_deploy.bench.machine import machine_state
@@ -57,6 +57,8 @@ class Slower(OnnxRuntimeRunner):
 def report(bundle: Bundle) -> Iterator[BenchReport]:
     with pytest.MonkeyPatch.context() as patch, open_runners(["onnxruntime", "openvino"], bundle) as runners:
         patch.setattr(served_load, "_MIN_SECONDS", 0.0)  # as many queries as a p99 needs, and no more
+        patch.setattr(served_load, "_STEPS", 2)
+        patch.setattr(_products, "_SECONDS_A_PRODUCT", 0.0)
         yield bench(bundle, runners, BenchOptions(plan=QUICK, samples=16, bound_ms=50))
 
 

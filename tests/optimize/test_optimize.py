@@ -125,6 +125,7 @@ def test_a_wrong_int8_graph_is_left_out(precise_bundle: Bundle, labelled: Path, 
     assert wrong.graph_sha256 == open_variant(bundle, "int8", "static").sha256
 
 
+@pytest.mark.nightly
 def test_missing_forms_of_int8_are_tried_and_written_beside_what_was_there(
     precise_bundle: Bundle, tmp_path: Path
 ) -> None:
@@ -248,7 +249,12 @@ def test_labels_that_cannot_judge_are_refused(
             patched.delattr("gmmvit_deploy.optimize.run.convert_missing")
             refused(gmmvit_here(*words), message)
         assert not (bundle.path / "runners.json").exists()
-    choice, _ = optimized(bundle, *words[2:], "--keep-decisions", "0.5")
+
+
+@pytest.mark.nightly
+def test_kept_decisions_need_no_labels(precise_bundle: Bundle, labelled: Path, tmp_path: Path) -> None:
+    words = ("--data", f"array:{labelled}", "--limit", "200", "--keep-decisions", "0.5")
+    choice, _ = optimized(copied(precise_bundle, tmp_path), *words)
     assert choice.gate is not None
     assert (choice.gate.kind, choice.candidates[0].runner.precision) == ("kept decisions", "int8")
 

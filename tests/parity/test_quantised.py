@@ -124,13 +124,14 @@ def test_single_images_and_batches_are_judged_and_the_worst_counts(precise_bundl
     assert all(f", batch {wrong}: " in why for why in report.check("numeric").reasons)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("gates", "status", "said"),
     [
         ("--data --keep-decisions 0.5 --snr-db 15 --least-cosine 0.9", 0, "the same decision on"),
+        ("--data --keep-decisions 0.99999", 1, "not decided: --keep-decisions: onnxruntime: too few images"),
         ("--data --snr-db 190", 1, "stages: quantisation: "),
         ("--data --least-cosine 0.9999999", 1, "stages: quantisation: least cosine"),
-        ("--data --keep-decisions 0.99999", 1, "not decided: --keep-decisions: onnxruntime: too few images"),
         ("--keep-decisions 0.5", 1, "not decided: --keep-decisions: onnxruntime: only real images show decisions"),
         ("--data --gate 0.99", 1, "not decided: --gate: onnxruntime: the data has no labels"),
     ],
@@ -231,6 +232,7 @@ def float32(runner: Runner, bundle: Bundle) -> Callable[[np.ndarray], np.ndarray
     return OnnxRuntimeRunner(bundle)._run
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("fault", "named"),
     [(saturating, "from the quantised graph's logits"), (float32, "another graph, such as the float32 graph")],
