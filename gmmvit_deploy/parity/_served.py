@@ -77,8 +77,8 @@ class ServedCheck(RunnerCheck):
         else:
             words = f"{requests} concurrent requests ran as {executions} executions"
             why = (
-                f"the server ran each of the {requests} concurrent requests alone, so mixing of requests was not tested; "
-                "type gmmvit repository with --max-queue-delay-us, or repeat the check on a busier server"
+                f"the server ran each of the {requests} concurrent requests alone, so mixing of requests was not "
+                "tested; type gmmvit repository with --max-queue-delay-us, or repeat the check on a busier server"
             )
         return Check(
             name=self.name,
@@ -93,8 +93,8 @@ class ServedCheck(RunnerCheck):
     def _mixed(self, server: Served, inputs: NDArray[Any], exact: NDArray[Any], judged: _Judged) -> dict[str, Any]:
         """Send up to `_ROUNDS` rounds of concurrent requests, until the server has joined requests into a batch.
 
-        ``joined``, requests − executions, is never too high: other clients, such as the probes of a supervisor, can only
-        add executions. Both are None if the server does not offer its statistics, as behind a gateway.
+        ``joined``, requests − executions, is never too high: other clients, such as the probes of a supervisor, can
+        only add executions. Both are None if the server does not offer its statistics, as behind a gateway.
         """
         runner, generator = self.runner, np.random.default_rng(_SEED)
         largest = min(_MAX_IN_A_REQUEST, runner.max_batch)
