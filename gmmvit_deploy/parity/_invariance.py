@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.parity._numeric import NumericCheck
 from gmmvit_deploy.parity._runner_check import RunnerCheck
-from gmmvit_deploy.parity._verdict import Check
+from gmmvit_deploy.parity._verdict import Check, passed_unless
 from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtimes.runners.runner import Runner
@@ -100,14 +100,11 @@ class InvarianceCheck(RunnerCheck):
         ]
         worst = max((trial["largest"] for trial in trials), key=lambda value: np.inf if np.isnan(value) else value)
         same = sum(trial["same_bits"] for trial in trials)
-        return Check(
-            name=self.name,
-            verdict="failed" if reasons else "passed",
-            summary=f"batches of {', '.join(map(str, sizes))}: a row's logits change by at most {worst:.2g} "
-            f"(limit {limit.largest:.2g}); bit for bit the same in {same} of {len(trials)} trials",
-            reasons=tuple(reasons),
-            details={"batches": list(sizes), "limit": limit.largest, "trials": trials},
+        summary = (
+            f"batches of {', '.join(map(str, sizes))}: a row's logits change by at most {worst:.2g} "
+            f"(limit {limit.largest:.2g}); bit for bit the same in {same} of {len(trials)} trials"
         )
+        return passed_unless(reasons, self.name, summary, batches=list(sizes), limit=limit.largest, trials=trials)
 
 
 def _ways(

@@ -18,7 +18,7 @@ from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.parity._runner_check import RunnerCheck
-from gmmvit_deploy.parity._verdict import Check
+from gmmvit_deploy.parity._verdict import Check, passed_unless
 from gmmvit_deploy.parity.measures import ErrorMeasure
 from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtimes.runners.inspection import LOGITS
@@ -61,32 +61,26 @@ class LocalizeCheck(RunnerCheck):
         blocks = _errors(tensors, values, trained, exact, precision)
         first = next((block for block in blocks if not block["passed"]), None)
         of = f"{why_not}, so {graph.name} ran in ONNX Runtime: " if why_not else ""
+        reasons = []
         if first is not None:
+            name, largest = first["block"], f"{first['largest']:.3g}"
             summary = (
-                f"{of}the first block out of tolerance is {first['block']}: its error is {first['largest']:.3g}, "
-                f"expected at most {first['limit']:.3g}"
+                f"{of}the first block out of tolerance is {name}: its error is {largest}, expected at most "
+                f"{first['limit']:.3g}"
             )
+            reasons.append(f"{name}: its output differs by up to {largest} from PyTorch's float64 output")
         elif blocks[-1]["limit"] is None:
             steepest = max(blocks, key=lambda block: block["growth"])["block"]
             summary = f"{of}{precision} has no tolerance for single blocks; the error grows most at {steepest}"
         else:
             summary = f"{of}all {len(blocks)} blocks are within tolerance"
-        return Check(
-            name=self.name,
-            verdict="failed" if first else "passed",
-            summary=summary,
-            reasons=(
-                f"{first['block']}: its output differs by up to {first['largest']:.3g} from PyTorch's float64 output",
-            )
-            if first
-            else (),
-            details={
-                "graph": graph.name,
-                "first": first["block"] if first else None,
-                "looking_changed_logits_by": float(np.abs(values[LOGITS] - untouched).max()),
-                "blocks": blocks,
-            },
-        )
+        details = {
+            "graph": graph.name,
+            "first": first["block"] if first else None,
+            "looking_changed_logits_by": float(np.abs(values[LOGITS] - untouched).max()),
+            "blocks": blocks,
+        }
+        return passed_unless(reasons, self.name, summary, **details)
 
 
 def last_tensors(proto: ModelProto, names: Iterable[str]) -> dict[str, str]:

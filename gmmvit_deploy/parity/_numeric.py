@@ -32,7 +32,7 @@ from gmmvit_deploy.bundle.variants import recorded_distances
 from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.parity._quantised import GRAPH, RoundingKept, rounding_problem
 from gmmvit_deploy.parity._runner_check import Answers, RunnerCheck, RunnerUnderTest
-from gmmvit_deploy.parity._verdict import Check
+from gmmvit_deploy.parity._verdict import Check, passed_unless
 from gmmvit_deploy.parity.measures import ErrorMeasure, Errors, distance
 from gmmvit_deploy.parity.report import shown_inputs
 from gmmvit_deploy.parity.suspects import explain
@@ -222,13 +222,7 @@ class NumericCheck(RunnerCheck):
                 f"{worst.reference} (99 %: {errors.p99:.2g}, relative L2 {errors.relative_l2:.1g}), "
                 f"limit {worst.limit.largest:.2g}"
             )
-        return Check(
-            name=self.name,
-            verdict="failed" if reasons else "passed",
-            summary=summary,
-            reasons=tuple(reasons),
-            details={"sets": [asdict(numbers) for numbers in sets]},
-        )
+        return passed_unless(reasons, self.name, summary, sets=[asdict(numbers) for numbers in sets])
 
     def _likely_cause(self) -> list[str]:
         """Return the mistake with which PyTorch gives the runner's logits, if there is one."""
@@ -246,14 +240,9 @@ def check_stored(stored: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any
     noise.add(trained, exact)
     largest = distance(stored, trained)
     limit = limit_from_noise(noise.noise()).largest
-    passed = largest <= limit
     reason = (
         f"PyTorch's logits here differ by {largest:.3g} from PyTorch's logits at export; expected at most {limit:.3g}"
     )
-    return Check(
-        name="reference",
-        verdict="passed" if passed else "failed",
-        summary=f"PyTorch's logits here differ by at most {largest:.2g} from its logits at export (limit {limit:.2g})",
-        reasons=() if passed else (reason,),
-        details={"largest": largest, "limit": limit},
-    )
+    summary = f"PyTorch's logits here differ by at most {largest:.2g} from its logits at export (limit {limit:.2g})"
+    reasons = [] if largest <= limit else [reason]  # NaN exceeds it
+    return passed_unless(reasons, "reference", summary, largest=largest, limit=limit)

@@ -10,7 +10,7 @@ skipped    the check did not run, because it was not requested, did not apply, o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -68,6 +68,12 @@ def worst_of(checks: Mapping[int, Check], value: Callable[[Mapping[str, Any]], f
             ],
         },
     )
+
+
+def passed_unless(reasons: Sequence[str], name: str, summary: str, **details: Any) -> Check:
+    """Return a check that failed if there are reasons, else passed."""
+    verdict: Verdict = "failed" if reasons else "passed"
+    return Check(name=name, verdict=verdict, summary=summary, reasons=tuple(reasons), details=details)
 
 
 def skipped_check(name: str, why: str) -> Check:
