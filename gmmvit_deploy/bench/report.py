@@ -80,8 +80,10 @@ class BenchReport:
         for cell in self.cells:
             line = lines.get((cell.precision, cell.device))
             if cell.scenario != "Offline" and cell.batch in works and line is not None:
-                least = line.min_ms(works[cell.batch])
-                measured.append(Share(runner=cell.runner, batch=cell.batch, share=least / cell.median_ms, min_ms=least))
+                min_ms = line.min_ms(works[cell.batch])
+                measured.append(
+                    Share(runner=cell.runner, batch=cell.batch, share=min_ms / cell.median_ms, min_ms=min_ms)
+                )
         return measured
 
     def to_json(self) -> dict[str, Any]:
@@ -179,8 +181,8 @@ def machine_reasons(before: MachineState, after: MachineState) -> list[str]:
     return reasons
 
 
-def _busy(who: str, share: float, what: str, when: str, most: float) -> str:
-    return f"machine busy: {who} {share:.0%} of {what} {when} the run, expected at most {most:.0%}"
+def _busy(who: str, share: float, what: str, when: str, limit: float) -> str:
+    return f"machine busy: {who} {share:.0%} of {what} {when} the run, expected at most {limit:.0%}"
 
 
 def _cell(cell: Cell) -> dict[str, Any]:

@@ -127,7 +127,7 @@ class Choice:
         return tuple(candidate for candidate in self.candidates if candidate.passed)
 
     def to_json(self) -> dict[str, Any]:
-        candidates = [{**asdict(one), "runner": str(one.runner)} for one in self.candidates]
+        candidates = [{**asdict(candidate), "runner": str(candidate.runner)} for candidate in self.candidates]
         return {**asdict(self), "base": str(self.base), "candidates": candidates}
 
     @classmethod

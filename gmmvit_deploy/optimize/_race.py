@@ -150,10 +150,10 @@ class Race:
     def _rival(self, program: RunnerName) -> RunnerName:
         """Return the float32 program that a program must beat: of CPUs the fastest on the CPU, else the base."""
         seconds = self._rounds(program)
-        on_cpu = [one for one in self._floats if one.name not in PROGRAMS_OF_GPUS]
+        on_cpu = [rival for rival in self._floats if rival.name not in PROGRAMS_OF_GPUS]
         if program.name in PROGRAMS_OF_GPUS or not on_cpu:
             return self.base
-        return min(on_cpu, key=lambda one: float(np.median(seconds[one])))
+        return min(on_cpu, key=lambda rival: float(np.median(seconds[rival])))
 
     def _ratio(self, program: RunnerName, rival: RunnerName) -> Measured:
         seconds = self._rounds(program)

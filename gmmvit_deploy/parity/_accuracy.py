@@ -88,7 +88,7 @@ def lower_ratio(details: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
     For several labels, of the images with all labels right.  The ratio is NaN if PyTorch is right on no image.
     """
     both = filter(None, (details.get("top1") or details.get("all_right"), details.get("top5")))
-    ratios = [(one["runner"] / one["pytorch"] if one["pytorch"] else math.nan, one) for one in both]
+    ratios = [(share["runner"] / share["pytorch"] if share["pytorch"] else math.nan, share) for share in both]
     return min(ratios, key=lambda each: each[0])
 
 

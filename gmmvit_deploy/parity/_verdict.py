@@ -56,7 +56,7 @@ def worst_of(checks: Mapping[int, Check], value: Callable[[Mapping[str, Any]], f
     if not check.details:
         return check
     sizes = " and ".join(map(str, checks))
-    same = len({one.summary for one in checks.values()}) == 1
+    same = len({each.summary for each in checks.values()}) == 1
     return replace(
         check,
         summary=f"{check.summary}; {f'at batch {sizes}' if same else f'at batch {worst}, the worst of {sizes}'}",
@@ -64,7 +64,7 @@ def worst_of(checks: Mapping[int, Check], value: Callable[[Mapping[str, Any]], f
             **check.details,
             "batch": worst,
             "batches": [
-                {"batch": size, "verdict": one.verdict, "summary": one.summary} for size, one in checks.items()
+                {"batch": size, "verdict": each.verdict, "summary": each.summary} for size, each in checks.items()
             ],
         },
     )
