@@ -80,8 +80,7 @@ def _plot(plotted: list[tuple[Candidate, Measured, Measured]], choice: Choice) -
     if choice.gate is not None:
         kind = choice.gate.kind
         axes.axhline(choice.gate.min_share, linestyle="--", color=SERIES[2], label=f"gate {choice.gate.min_share:g}")
-    axes.set_xlabel(f"speed, {choice.base} = 1")
-    axes.set_ylabel(kind)
+    axes.set(xlabel=f"speed, {choice.base} = 1", ylabel=kind)
     axes.legend(frameon=False)
     words = "; ".join(f"{one.runner}: {judged.value:.4f} at {speed.value:.2f}" for one, speed, judged in plotted)
     return svg(figure_, f"Points of candidates: the {kind} against the speed, relative to {choice.base}. {words}.")

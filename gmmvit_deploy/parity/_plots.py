@@ -22,8 +22,7 @@ def block_plot(blocks: Sequence[Mapping[str, Any]]) -> str:
     limits = [block["limit"] for block in blocks]
     if all(limit is not None for limit in limits):
         axes.plot(names, limits, "--", color=_LIMIT, label="limit")
-    axes.set_yscale("log")
-    axes.set_ylabel("distance from float64")
+    axes.set(yscale="log", ylabel="distance from float64")
     axes.tick_params(axis="x", rotation=60)
     axes.legend(frameon=False)
     shown = "; ".join(f"{block['block']}: {block['largest']:.2g}" for block in blocks)
@@ -41,10 +40,8 @@ def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[An
         axes.scatter(margins[flipped], errors[flipped], s=40, color=_LIMIT, marker="x", label="flipped")
     low, high = float(margins.min()), float(margins.max())
     axes.plot([low, high], [low / 2, high / 2], "--", color=_LIMIT, label="error = margin / 2")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("margin of the decision (logits)")
-    axes.set_ylabel("largest error of a logit")
+    names = {"xlabel": "margin of the decision (logits)", "ylabel": "largest error of a logit"}
+    axes.set(xscale="log", yscale="log", **names)
     axes.legend(frameon=False)
     return svg(
         figure,
@@ -64,8 +61,7 @@ def class_plot(classes: Sequence[Mapping[str, Any]]) -> str:
         shares = [100 * row[key] / row["images"] for row in shown]
         axes.bar(places + shift, shares, 0.4, label=name, **bar_style(number))
     axes.set_xticks(places, [row["class"] for row in shown], rotation=60 if len(shown) > 12 else 0)
-    axes.set_ylabel("correct, %")
-    axes.set_ylim(0, 100)
+    axes.set(ylim=(0, 100), ylabel="correct, %")
     axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
     words = "; ".join(
         f"{row['class']}: PyTorch {row['pytorch'] / row['images']:.0%}, runner {row['runner'] / row['images']:.0%}"
@@ -93,8 +89,7 @@ def mixed_plot(curve: Sequence[Mapping[str, Any]], gate: float | None) -> str:
     if gate is not None:
         axes.axhline(100 * gate, linestyle="--", color=_LIMIT, label=f"gate {gate:.2%}")
         axes.legend(frameon=False)
-    axes.set_xlabel("time in OpenVINO, float32 = 1")
-    axes.set_ylabel("decisions kept, %")
+    axes.set(xlabel="time in OpenVINO, float32 = 1", ylabel="decisions kept, %")
     words = "; ".join(
         f"{row['dynamic']} dynamic, {row['float32']} in float32: {row['kept']:.2%} at {row['time']:.2f}"
         for row in curve
