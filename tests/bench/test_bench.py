@@ -161,14 +161,12 @@ def test_operations_are_those_that_the_model_counts(name: str, tensor_bundles: d
 def test_roofline_is_the_best_of_what_was_measured(bundle: Bundle) -> None:
     works = [network_work(bundle, batch) for batch in (1, 4)]
     line = measured_roofline(works, "fp32")
-    assert line is not None
     assert line.best.gflops == max(rate.gflops for rate in line.rates)
     assert {rate.library for rate in line.rates} == {"torch", "onnxruntime", "openvino"}
     assert line.min_ms(works[1]) == pytest.approx(
         1e3 * max(works[1].operations / line.best.gflops / 1e9, works[1].min_bytes("fp32") / line.bandwidth)
     )
     again = measured_roofline(works[:1], "fp32", seen=line)
-    assert again is not None
     assert {(rate.library, rate.shape) for rate in again.rates} == {(rate.library, rate.shape) for rate in line.rates}
     assert len(again.rates) == len(line.rates)
     assert all(new.gflops >= old.gflops for new, old in zip(again.rates, line.rates, strict=True))
@@ -205,8 +203,6 @@ def test_a_gpu_is_held_to_its_own_rates(bundle: Bundle, precision: str) -> None:
 
     def cpu_over_gpu() -> float:
         here, there = measured_roofline(works, "fp32"), measured_roofline(works, precision, "gpu")
-        assert here is not None
-        assert there is not None
         return here.best.gflops / there.best.gflops
 
     assert best_of(3, cpu_over_gpu, enough=1) < 1

@@ -36,7 +36,7 @@ def test_every_sample_is_answered_once(
 ) -> None:
     work = Work(scenario=scenario, inputs=INPUTS, queries=queries, batch=batch, rate=2000, in_thread=in_thread)
     sizes: list[int] = []
-    run = drive(lambda inputs: sizes.append(len(inputs)) or doubled(inputs), work)  # type: ignore[func-returns-value]
+    run = drive(lambda inputs: sizes.append(len(inputs)) or doubled(inputs), work)
     assert scenario == "Server" or set(sizes) <= {batch, samples % batch}
     assert run.outputs.shape == (samples, 3)
     np.testing.assert_array_equal(run.outputs[:, 0], 2 * run.indices)

@@ -59,7 +59,7 @@ def _int8_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds(programs: Sequence[Callable[[], object]], **_: Any) -> list[list[float]]:
         speeds = []
         for run in programs:
-            runner: Any = run.func.__self__  # type: ignore[attr-defined]
+            runner: Any = run.func.__self__
             run()
             speeds.append({"fp32": 1.0, "int8": 2.0 if runner.form == "dynamic" else 2.5}.get(runner.precision, 0.5))
         return [[1 / speed] * 8 for speed in speeds]
@@ -93,13 +93,9 @@ def test_the_choice_is_written_beside_the_proven_files(
     )
     best = choice.candidates[0]
     assert (best.passed, best.runner.precision, best.runner.form) == (True, "int8", "static")
-    assert best.speed is not None
     assert best.speed.low > 1
-    assert best.judged is not None
     assert best.judged.low <= best.judged.value <= best.judged.high
-    assert choice.gate is not None
     assert (choice.gate.kind, choice.gate.min_share) == ("accuracy ratio", 0.5)
-    assert choice.images is not None
     assert choice.images.count == 500  # evenly spread over the 520
     slow = of(choice, "onnxruntime:fp16")
     assert not slow.passed
@@ -163,7 +159,6 @@ def test_without_labels_decisions_decide_and_without_calibration_static_int8_is_
     copy = copied(bundle, tmp_path)
     np.savez(tmp_path / "x.npz", images=photographs(3, 24))
     choice, answer = optimized(copy, "--data", f"array:{tmp_path / 'x.npz'}")
-    assert choice.gate is not None
     assert (choice.gate.kind, choice.gate.min_share) == ("kept decisions", 0.97)
     for form in ("static", "mixed"):
         missing = of(choice, f"openvino:int8-{form}")
@@ -171,7 +166,6 @@ def test_without_labels_decisions_decide_and_without_calibration_static_int8_is_
         assert "--calibration" in missing.reason
     assert "--calibration" in answer.out
     dynamic = of(choice, "openvino:int8-dynamic")
-    assert dynamic.judged is not None
     assert dynamic.images_to_settle is not None or dynamic.judged.high < 0.97
     assert "0.97" in dynamic.reason  # 24 images cannot show that 97 % of the decisions are kept
     assert choice.candidates[0].runner.precision == "fp32"
@@ -218,7 +212,6 @@ def test_a_program_that_is_wrong_for_single_images_is_left_out(
     bundle = copied(precise_bundle, tmp_path)
     words = ("--data", f"array:{labelled}", "--gate", "0.5", "--for", goal)
     choice, answer = optimized(bundle, *words)
-    assert choice.images is not None
     assert choice.images.batches == (1, 8)
     assert "judged on 500 images of" in answer.out
     assert "at batch 1 and 8" in answer.out
@@ -255,7 +248,6 @@ def test_labels_that_cannot_judge_are_refused(
 def test_kept_decisions_need_no_labels(precise_bundle: Bundle, labelled: Path, tmp_path: Path) -> None:
     words = ("--data", f"array:{labelled}", "--limit", "200", "--keep-decisions", "0.5")
     choice, _ = optimized(copied(precise_bundle, tmp_path), *words)
-    assert choice.gate is not None
     assert (choice.gate.kind, choice.candidates[0].runner.precision) == ("kept decisions", "int8")
 
 
@@ -272,8 +264,6 @@ def test_decisions_are_kept_beside_an_accuracy() -> None:
     assert judgement_of(report, Gate(accuracy=0.95)).why_not == ""
     judgement = judgement_of(report, Gate(accuracy=0.99))
     assert judgement.why_not == "kept decisions 0.9000, below the gate 0.97"
-    assert judgement.judged is not None
-    assert judgement.kept is not None
     assert (judgement.judged.value, judgement.kept.value) == (1.0, 0.9)
 
 

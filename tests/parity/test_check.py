@@ -177,7 +177,7 @@ def test_options() -> None:
     for option in ({"gate": 1.5}, {"limit": 0}, {"on_broken": "ask"}):
         (name,) = option
         with pytest.raises(InputError, match=f"--{name.replace('_', '-')}: expected"):
-            ParityOptions(**option)  # type: ignore[arg-type]
+            ParityOptions(**option)
 
 
 def test_data_that_does_not_fit_the_bundle(bundle: Bundle, tensor_bundles: dict[str, Bundle]) -> None:
@@ -240,7 +240,6 @@ def test_copies_of_an_image_count_once(precise_bundle: Bundle) -> None:
     data = ArrayImages("x", pixels, answers_of(precise_bundle, pixels))
     with open_runner("onnxruntime", precise_bundle, precision="int8") as runner:
         report = check_parity(precise_bundle, [runner], ParityOptions(data=data, keep_decisions=0.99))
-    assert report.data is not None
     assert (report.data["images"], report.data["of"], report.data["copies"]) == (2, 602, 600)
     assert "600 images have the pixels of another, and count once" in report.left_out()
     decisions, accuracy = (report.runners[0].check(name) for name in ("decisions", "accuracy"))

@@ -148,7 +148,7 @@ def test_gates_decide_the_exit_status(
 
 def test_logits_that_are_not_finite_are_changed_decisions(precise_bundle: Bundle) -> None:
     with closing(open_runner("onnxruntime", precise_bundle, precision="int8")) as runner:
-        runner._run = lambda inputs: np.full((len(inputs), 10), np.nan, np.float32)  # type: ignore[method-assign]
+        runner._run = lambda inputs: np.full((len(inputs), 10), np.nan, np.float32)
         report = check_parity(precise_bundle, [runner], ParityOptions(data=photographs()))
     decisions = report.runners[0].check("decisions")
     assert decisions.verdict == "failed"
@@ -242,7 +242,7 @@ def test_a_wrong_runtime_is_named(
 ) -> None:
     """The graph is right, so the runtime is named, and not the calibration."""
     with closing(open_runner("onnxruntime", precise_bundle, precision="int8")) as runner:
-        runner._run = fault(runner, precise_bundle)  # type: ignore[method-assign]
+        runner._run = fault(runner, precise_bundle)
         report = check_parity(precise_bundle, [runner], ParityOptions(data=photographs()))
     checks = report.runners[0]
     assert named in checks.check("numeric").reasons[0]
@@ -286,9 +286,7 @@ def test_a_server_in_int8_is_compared_with_the_quantised_graph(precise_bundle: B
 
     with closing(open_runner("onnxruntime", bundle, precision="int8")) as runner:
         connection = SimpleNamespace(model=model)
-        runner.server = SimpleNamespace(  # type: ignore[assignment]
-            connection=connection, infer=infer, preprocess="preprocess", ensemble="model"
-        )
+        runner.server = SimpleNamespace(connection=connection, infer=infer, preprocess="preprocess", ensemble="model")
         exact = Reference(bundle).logits(bundle.inputs_from_pixels(pixels()[:1]))[1][0]
         sample = Sample(where="a.png", encoded=lambda: b"photograph", pixels=pixels()[0], exact=exact)
         limit = Limit(largest=1e-3, rms=None, derivation="")
@@ -310,8 +308,6 @@ def test_the_recorded_db_is_that_of_the_graph_that_ships(
     form: Form, precise_bundle: Bundle, calibration_images: Path
 ) -> None:
     variant = open_variant(precise_bundle, "int8", form)
-    assert variant.record is not None
-    assert variant.record.calibration is not None
     with np.load(calibration_images) as arrays:
         judged = precise_bundle.inputs_from_pixels(arrays["images"][3::4])
     quantised, plain = (

@@ -12,7 +12,6 @@ from typing import TypedDict
 
 import numpy as np
 
-from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
 from tests.models.families.small_models import Small
 from tests.planted.graph import GraphCopy, Planted, changed
 from tests.planted.locality import family
@@ -42,7 +41,6 @@ def _behind_softmax(change: Change) -> Callable[[GraphCopy], None]:
 
     def plant(graph: GraphCopy) -> None:
         spec = graph.model.spec
-        assert isinstance(spec, DeepViTSpec)
         for node in graph.find("MatMul", r".*\.scores\.after\.mixing"):
             after = graph.module(node).removesuffix(".mixing")
             steps = Steps(
@@ -80,9 +78,7 @@ def _scale_adjustment(*, norms: bool) -> Callable[[GraphCopy], None]:
     """Return a function that removes a from the last layers of the branches, and from the epsilons of the norms."""
 
     def plant(graph: GraphCopy) -> None:
-        spec = graph.model.spec
-        assert isinstance(spec, DeepViTSpec)
-        a = spec.scale_adjustment
+        a = graph.model.spec.scale_adjustment
         for operator in ("MatMul", "Add"):
             changed(operator, r"blocks\.\d+\.(attention\.out|mlp\.2)", lambda values: a * values)(graph)
         if norms:

@@ -29,7 +29,6 @@ class Other(Small):
 
     @property
     def spec(self) -> ModelSpec:
-        assert self.other_spec is not None
         return self.other_spec
 
 

@@ -29,7 +29,6 @@ def other_temperature(other: Temperatures) -> Callable[[GraphCopy], None]:
     def plant(graph: GraphCopy) -> None:
         for attention, scores in attention_scores(graph.model):
             (step,) = (step for _, step in scores.steps() if isinstance(step, LearnedTemperature))
-            assert step.usual is not None
             learned = step.matrix().detach().double().flatten().numpy()
             _multiply_queries(graph, attention, other(learned, step.usual) / learned)
 

@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 
 from gmmvit_deploy.models.families.rmt.model import DecomposedAttention, ManhattanAttention
-from gmmvit_deploy.models.families.rmt.spec import RMTSpec
 from gmmvit_deploy.models.layers.batch_norm import BATCH_NORM_EPS
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.models.families.small_models import Small
@@ -23,9 +22,7 @@ _RMT = family("rmt")
 
 
 def _release(release: str, **changes: Any) -> Small:
-    spec = _RMT.small(MaskSpec(kind="decay"))
-    assert isinstance(spec, RMTSpec)
-    return Other(_RMT, "decay", release, replace(spec, release=release, **changes))
+    return Other(_RMT, "decay", release, replace(_RMT.small(MaskSpec(kind="decay")), release=release, **changes))
 
 
 R2024 = Small(_RMT, "decay")

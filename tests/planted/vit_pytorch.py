@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
-from gmmvit_deploy.models.families.vit_pytorch.spec import VitPytorchSpec
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.models.families.small_models import Small
 from tests.planted.graph import GraphCopy, Other, Planted, changed
@@ -19,7 +18,7 @@ SMALL_DATA = "vp_spt_lsa"
 
 
 _VIT = family("vit")
-POOLS_ALL = Other(_VIT, "plain", "pools-all", replace(_VIT.small(MaskSpec()), pools_all=True))  # type: ignore[call-arg]
+POOLS_ALL = Other(_VIT, "plain", "pools-all", replace(_VIT.small(MaskSpec()), pools_all=True))
 """A ViT in vit-pytorch's PreNorm style, whose file takes ``--set pool=mean``."""
 
 
@@ -100,7 +99,6 @@ def _queries_times(power: int) -> Callable[[GraphCopy], None]:
     """Multiply the weights that compute Q, which hold 1/√d, by d^(power / 2)."""
 
     def plant(graph: GraphCopy) -> None:
-        assert isinstance(graph.model.spec, VitPytorchSpec)
         factor = graph.model.spec.head_dim ** (power / 2)
         for node in graph.find("MatMul", r".*\.attention\.qkv"):
             columns = graph.constant(node)

@@ -63,13 +63,13 @@ def test_an_epoch_of_the_released_code_is_three_passes_and_repeats_no_image_in_a
 def test_augmentation_depends_on_the_seed_of_the_image_only() -> None:
     digits = open_data("digits#train")
     images = LabelledTensors(digits, IMAGE, recipe_from("paper", "digits"))
-    first, label = images[3, 11]  # type: ignore[misc]  # no error
+    first, label = images[3, 11]
     torch.rand(5)
-    again, _ = images[3, 11]  # type: ignore[misc]  # no error
+    again, _ = images[3, 11]
     assert torch.equal(first, again)
     assert label == digits.label(3)
-    assert len({images[3, seed][0].numpy().tobytes() for seed in range(8)}) > 4  # type: ignore[index]  # no error
-    plain, _ = LabelledTensors(digits, IMAGE)[3, 11]  # type: ignore[misc]  # no error
+    assert len({images[3, seed][0].numpy().tobytes() for seed in range(8)}) > 4
+    plain, _ = LabelledTensors(digits, IMAGE)[3, 11]
     np.testing.assert_array_equal(plain, IMAGE.tensor_from_pixels(digits.pixels(3, IMAGE)))
 
 
@@ -83,7 +83,7 @@ def test_digits_are_not_mirrored_and_data_sets_have_their_policies() -> None:
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family.presets], ids=lambda family: family.name)
-def test_a_preset_of_every_family_learns_from_a_step_and_is_loaded(family, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # a record
+def test_a_preset_of_every_family_learns_from_a_step_and_is_loaded(family, tmp_path: Path) -> None:
     """Every block has stochastic depth, every parameter of the first block gets a gradient, and the checkpoint needs no
     option.
     """
@@ -111,7 +111,7 @@ def test_a_preset_of_every_family_learns_from_a_step_and_is_loaded(family, tmp_p
         torch.testing.assert_close(loaded.model(pixels), network.eval()(pixels), rtol=0, atol=1e-5)
 
 
-def _meta(family, name: str, side: int):  # type: ignore[no-untyped-def]  # a record
+def _meta(family, name: str, side: int):
     with torch.device("meta"):
         return family.build(family.presets[name](2, side, MaskSpec()))
 
@@ -149,9 +149,7 @@ def test_every_part_of_the_recipe_changes_the_losses() -> None:
     expected = losses(paper)
     assert losses(paper) == expected
     without_effect = [
-        part
-        for part, value in PARTS.items()
-        if losses(replace(paper, **{part: value}))[: len(expected)] == expected  # type: ignore[arg-type]  # a field
+        part for part, value in PARTS.items() if losses(replace(paper, **{part: value}))[: len(expected)] == expected
     ]
     assert without_effect == []
 
