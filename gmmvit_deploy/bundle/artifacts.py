@@ -32,18 +32,6 @@ from gmmvit_deploy.tolerances import Noise
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "BUNDLE_FORMAT",
-    "Bundle",
-    "InputKind",
-    "Manifest",
-    "OutputMeaning",
-    "OutputRecord",
-    "Task",
-    "open_bundle",
-    "tool_versions",
-]
-
 BUNDLE_FORMAT = "gmmvit-bundle/4"
 MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = "model.onnx", "weights.safetensors", "golden.npz", "labels.txt"
 MANIFEST_FILE = "manifest.json"

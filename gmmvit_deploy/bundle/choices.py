@@ -24,17 +24,6 @@ from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.precision_names import precision_from
 
-__all__ = [
-    "CHOICES_FILE",
-    "Candidate",
-    "Choice",
-    "Goal",
-    "JudgedImages",
-    "Machine",
-    "read_choices",
-    "write_choice",
-]
-
 CHOICES_FILE = "runners.json"
 _FORMAT = 1
 Goal = Literal["latency", "throughput"]
@@ -176,7 +165,7 @@ def read_choices(bundle: Path) -> tuple[tuple[Choice, ...], str]:
 
 
 def write_choice(bundle: Path, choice: Choice) -> Path:
-    """Write an entry in place of that of the same kind of machine, and return the path of ``runners.json``.
+    """Write an entry into ``runners.json`` in place of that of the same kind of machine, and return the file's path.
 
     A file that cannot be read is kept as ``runners.json.old``.
     bundle: the bundle's folder.  Errors: OutputError when the file cannot be written.
