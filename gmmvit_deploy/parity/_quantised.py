@@ -36,7 +36,7 @@ class QuantisedGraph:
         if variant.record is None:
             raise ValueError(f"expected a quantised precision, got {precision}")
         self.path, self.record = variant.path, variant.record
-        self._calibrated_on = frozenset((self.record.calibration or {}).get("image_sha256", ()))
+        self._calibrated_on = frozenset(self.record.calibration["image_sha256"] if self.record.calibration else ())
         self._graph = CountedGraph(onnx.load(self.path), name=self.path.name)
         self._last: tuple[Any, NDArray[Any]] | None = None
 
