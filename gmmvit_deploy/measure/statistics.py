@@ -35,7 +35,8 @@ _CONFIDENCE = 0.95
 def ratio(above: Sequence[float] | NDArray[Any], below: Sequence[float] | NDArray[Any]) -> Measured:
     """Return the median ratio ``above`` / ``below`` of times or rates that were measured in the same rounds.
 
-    Its interval of 95 % spans all if they are too few.  Errors: ValueError when the lengths differ or are 0.
+    Its interval has a confidence of 95 %, or spans all ratios if there are too few.
+    Errors: ValueError when the lengths differ or are 0.
     """
     if len(above) != len(below) or not len(above):
         raise ValueError(
