@@ -271,7 +271,7 @@ def test_compared_results_list_what_became_slower(result: dict[str, Any]) -> Non
     rows, differing = compare(result, other)
     slower = [row for row in rows if row.certain]
     assert {row.runner for row in slower} == {"openvino"}
-    assert all(row.change == pytest.approx(100) for row in slower)
+    assert all(row.change.value == pytest.approx(100) for row in slower)
     assert differing["versions openvino"][1] == "2030.1"
     assert differing["runner openvino threads"] == (result["runners"]["openvino"]["threads"], "7")
 
