@@ -34,7 +34,8 @@ from benchmarks.shared.interleaved import turns
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.places import FAMILIES, ROOT
 from benchmarks.shared.results import interval
-from gmmvit_deploy.measure.statistics import Ratio, ratio
+from gmmvit_deploy.intervals import Measured
+from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.measure.turns import UNTIMED_S
 
 BATCHES = (1, 64)
@@ -53,18 +54,18 @@ _MIN_ALLOWED = 0.02
 class Change:
     """The time after / before a change, and of a second process of *before* / before (``control``)."""
 
-    ratio: Ratio
-    control: Ratio
+    ratio: Measured
+    control: Measured
 
     @property
     def allowed(self) -> float:
         """The largest |ratio − 1| that counts as equally fast."""
-        return max(_MIN_ALLOWED, abs(self.control.median - 1))
+        return max(_MIN_ALLOWED, abs(self.control.value - 1))
 
     @property
     def verdict(self) -> Literal["as fast", "slower", "faster"]:
-        """The verdict. It depends only on the medians of the ratios, not on their intervals."""
-        deviation = self.ratio.median - 1
+        """The verdict. It depends only on the ratios, not on their intervals."""
+        deviation = self.ratio.value - 1
         if abs(deviation) <= self.allowed:
             return "as fast"
         return "slower" if deviation > 0 else "faster"

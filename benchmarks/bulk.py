@@ -176,7 +176,7 @@ def measured(bundle: Bundle, source: Path, folder: Path, rounds: int, images: in
         "limit_per_second": float(np.median(limit)),
         "share": share,
         "share_of_limit": ratio(np.array(rates["bulk"]), np.array(limit)),
-        "kept": share.median >= MIN_SHARE,
+        "kept": share.value >= MIN_SHARE,
     }
 
 

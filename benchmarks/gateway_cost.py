@@ -115,7 +115,7 @@ def problems(rows: dict[str, Any]) -> list[str]:
     for name, row in rows.items():
         if name.startswith("classify"):
             continue  # another task than the ensemble's: a process of Python answers with labels
-        cost, share = row["cost_ms"]["median"], row["share"].median
+        cost, share = row["cost_ms"]["median"], row["share"].value
         if " 1 clients" in name and cost > MAX_MS:
             reasons.append(f"{name}: {cost:.2f} ms a request, expected at most {MAX_MS} ms")
         if f" {max(CLIENTS)} clients" in name and share < MIN_SHARE:
@@ -153,7 +153,7 @@ def main() -> None:
             rate = row["requests_per_second"]
             print(
                 f"{name}: {rate['direct']:,.0f}/s directly, {rate['gateway']:,.0f}/s through the gateway: "
-                f"{row['share'].median:.0%}, {row['cost_ms']['median']:+.2f} ms a request"
+                f"{row['share'].value:.0%}, {row['cost_ms']['median']:+.2f} ms a request"
             )
         print("\n".join(f"PROBLEM: {reason}" for reason in results["problems"]))
 

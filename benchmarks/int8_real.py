@@ -307,7 +307,7 @@ def timed(network: Network, rounds: int) -> dict[str, Any]:
         batches[str(batch)] = {
             name: {"ms": float(np.median(times)), "time": ratio(times, ms[REFERENCE])} for name, times in ms.items()
         }
-        print(batch, {name: round(row["time"].median, 2) for name, row in batches[str(batch)].items()}, flush=True)
+        print(batch, {name: round(row["time"].value, 2) for name, row in batches[str(batch)].items()}, flush=True)
     return {"batches": batches}
 
 

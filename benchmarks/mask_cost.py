@@ -61,7 +61,7 @@ def measured(family: Family, runner: str, batch: int, loads: int, generator: np.
         seconds = seconds_in_turn(runs, rounds=_TURNS[batch], turn_s=_TURN_S)
         distances = checked(family, {runner: masked(images), f"{runner} plain": plain(images)}, images)
         worst = max(worst, *distances.values(), key=lambda answers: answers["off"])
-        loaded.append(ratio(*seconds).median)
+        loaded.append(ratio(*seconds).value)
         medians.append(1e3 * float(np.median(seconds[0])))
     return {
         "median_ms": float(np.median(medians)),

@@ -15,9 +15,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 Z95_ONE_SIDED = 1.6448536269514722
 _STEPS = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A measured share or ratio, with both ends of its interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 def score_interval(images: float, lost: float, gained: float, *, z: float = Z95_ONE_SIDED) -> tuple[float, float]:

@@ -6,9 +6,10 @@ import shutil
 from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.bundle.choices import Candidate, Choice, JudgedImages, Machine, Measured, write_choice
+from gmmvit_deploy.bundle.choices import Candidate, Choice, JudgedImages, Machine, write_choice
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.inference.runner_name import RunnerName
+from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 from gmmvit_deploy.runtimes.runners.open import graph_of
 

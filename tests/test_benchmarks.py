@@ -17,7 +17,7 @@ import pytest
 from benchmarks.before_after import Change
 from benchmarks.shared import interleaved, run_card
 from gmmvit_deploy.bench.machine import MachineState, describe_machine
-from gmmvit_deploy.measure.statistics import Ratio
+from gmmvit_deploy.intervals import Measured
 from tests.documented import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -62,7 +62,7 @@ def test_the_scripts_of_gpus_run() -> None:
         check(ROOT / "benchmarks" / f"{name}.py")
 
 
-STEADY, WIDE = Ratio(median=1.0, low=0.95, high=1.1), Ratio(median=1.0, low=0.8, high=1.1)
+STEADY, WIDE = Measured(value=1.0, low=0.95, high=1.1), Measured(value=1.0, low=0.8, high=1.1)
 WIDE_REASON = "unstable: vit, 1: the interval spans 30% of the ratio, expected at most 25%"
 TOO_FAST = "unstable: vit, 1: 102% of the roofline, expected at most 100%"
 
@@ -91,7 +91,7 @@ def test_the_run_card_states_whether_a_result_is_valid(
     assert bool(card["reasons"]) == bool(reasons)
     assert card.items() >= describe_machine().items()
     if measured is STEADY:
-        assert written["vit"]["1"] == {"median": 1.0, "low": 0.95, "high": 1.1}
+        assert written["vit"]["1"] == {"value": 1.0, "low": 0.95, "high": 1.1}
 
 
 def test_a_problem_makes_a_run_invalid_also_without_times_and_an_error_writes_nothing(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_problem_makes_a_run_invalid_also_without_times_and_an_error_writes_no
     ],
 )
 def test_a_change_is_judged_against_the_control(change: float, control: float, verdict: str, allowed: float) -> None:
-    ratios = [Ratio(median=median, low=median, high=median) for median in (change, control)]
+    ratios = [Measured(value=median, low=median, high=median) for median in (change, control)]
     judged = Change(ratio=ratios[0], control=ratios[1])
     assert judged.verdict == verdict
     assert judged.allowed == pytest.approx(allowed)

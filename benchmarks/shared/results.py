@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.shared.places import RESULTS
 from benchmarks.shared.systems import MEASURED
-from gmmvit_deploy.measure.statistics import Ratio
+from gmmvit_deploy.intervals import Measured
 
 
 def result(script: str) -> dict[str, Any]:
@@ -38,10 +38,10 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def interval(ratio: Ratio | Mapping[str, float], digits: int = 2) -> str:
-    """Format a ratio such as ``1.01 (1.00–1.02)``: the median and the interval."""
-    values = asdict(ratio) if isinstance(ratio, Ratio) else ratio
-    return f"{values['median']:.{digits}f} ({values['low']:.{digits}f}–{values['high']:.{digits}f})"
+def interval(ratio: Measured | Mapping[str, float], digits: int = 2) -> str:
+    """Format a ratio such as ``1.01 (1.00–1.02)``: the ratio and its interval."""
+    values = asdict(ratio) if isinstance(ratio, Measured) else ratio
+    return f"{values['value']:.{digits}f} ({values['low']:.{digits}f}–{values['high']:.{digits}f})"
 
 
 def row_of(rows: Mapping[str, Any], name: str) -> dict[str, Any] | None:

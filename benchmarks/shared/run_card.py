@@ -18,7 +18,7 @@ from typing import Any
 from gmmvit_deploy.bench.machine import describe_machine, machine_state
 from gmmvit_deploy.bench.report import MAX_SPREAD, machine_reasons
 from gmmvit_deploy.bundle.artifacts import tool_versions
-from gmmvit_deploy.measure.statistics import Ratio
+from gmmvit_deploy.intervals import Measured
 
 
 @contextmanager
@@ -55,12 +55,12 @@ def written(output: Path, script: str, *, timed: bool = True, **settings: Any) -
 
 
 def unsteady(results: Any, place: str = "") -> list[str]:
-    """Return a reason for every `Ratio` wider than `MAX_SPREAD`, and for every share of a roofline above 1.
+    """Return a reason for every `Measured` ratio wider than `MAX_SPREAD`, and for every share of a roofline above 1.
 
     Both show that the speed of the machine changed. Nested dictionaries are searched; place: the keys above.
     """
-    if isinstance(results, Ratio):
-        width = (results.high - results.low) / results.median
+    if isinstance(results, Measured):
+        width = (results.high - results.low) / results.value
         if not width > MAX_SPREAD:
             return []
         return [f"unstable: {place}: the interval spans {width:.0%} of the ratio, expected at most {MAX_SPREAD:.0%}"]

@@ -207,7 +207,7 @@ def rows_of(
             row["over_plain"] = ratio(values, times[f"{name} plain"])
         line = lines.get(family.precision[name])
         if line is not None and not name.endswith(" plain"):
-            row["share_of_roofline"] = line.least_ms(work) / row["median_ms"]
+            row["share_of_roofline"] = line.min_ms(work) / row["median_ms"]
         rows[name] = row | checks[name]
     return rows
 
@@ -227,17 +227,17 @@ def print_rows(family: str, batch: int, rows: dict[str, Any]) -> None:
     for name, row in rows.items():
         if name.endswith(" plain"):
             continue
-        parts = [f"{row['median_ms']:.2f} ms", f"{row['times_faster_than_eager'].median:.2f} × eager"]
+        parts = [f"{row['median_ms']:.2f} ms", f"{row['times_faster_than_eager'].value:.2f} × eager"]
         if "times_faster_than_straight_export" in row:
-            parts.append(f"{row['times_faster_than_straight_export'].median:.2f} × straight export")
+            parts.append(f"{row['times_faster_than_straight_export'].value:.2f} × straight export")
         if "times_faster_than_best_straight" in row:
-            parts.append(f"{row['times_faster_than_best_straight'].median:.2f} × {row['best_straight']}")
+            parts.append(f"{row['times_faster_than_best_straight'].value:.2f} × {row['best_straight']}")
         if not row.get("right", True):
             parts.append("WRONG logits")
         if "share_of_roofline" in row:
             parts.append(f"{row['share_of_roofline']:.0%} of the roofline")
         if "over_plain" in row:
-            parts.append(f"with mask / plain {row['over_plain'].median:.3f}")
+            parts.append(f"with mask / plain {row['over_plain'].value:.3f}")
         print(f"{family}, batch {batch}, {name}: {', '.join(parts)}")
 
 

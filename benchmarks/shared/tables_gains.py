@@ -29,7 +29,7 @@ def headline_table(results: dict[str, Any]) -> str:
         if family not in results or f"{family}.speed" not in results:
             continue
         times, judged = results[f"{family}.speed"]["batches"]["1"], results[family]["programs"]
-        gain = {name: f"{1 / times[name]['time']['median']:.2f}×" for name in (FLOAT32, NNCF, OUR_INT8)}
+        gain = {name: f"{1 / times[name]['time']['value']:.2f}×" for name in (FLOAT32, NNCF, OUR_INT8)}
         int8 = [f"{gain[name]}, keeps {judged[name]['judged']['kept']:.1%}" for name in (NNCF, OUR_INT8)]
         lines.append((family, f"{times[PLAIN]['ms']:.1f} ms", gain[FLOAT32], *int8))
     return table(("family", "plain export, float32", "ours, float32", "NNCF, int8", "ours, int8"), lines)

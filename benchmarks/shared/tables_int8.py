@@ -91,7 +91,7 @@ def int8_plot(run: dict[str, Any], speed: dict[str, Any], batch: str) -> str:
     shown = {name: sets[_PLOTTED]["kept"] for name, sets in run["programs"].items() if name in times}
     for number, (name, kept) in enumerate(shown.items()):
         style = {**line_style(number, marker=True), "linestyle": "none"}
-        axes.plot(times[name]["time"]["median"], 100 * kept, label=name, **style)
+        axes.plot(times[name]["time"]["value"], 100 * kept, label=name, **style)
     axes.set_xlabel(f"time, divided by the time of the float32 straight export, batch {batch}")
     axes.set_ylabel("decisions kept, %")
     figure.legend(loc="outside lower center", ncols=2, fontsize="small")

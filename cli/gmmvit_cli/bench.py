@@ -162,7 +162,7 @@ def _print(result: dict[str, Any]) -> None:
                 percentile_words(cell, "p90"),
                 percentile_words(cell, "p99"),
                 f"{cell['samples_per_second']:,.0f}",
-                f"{ratio['median']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f})" if ratio else "",
+                f"{ratio['value']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f})" if ratio else "",
                 shares.get((cell["runner"], cell["batch"]), "") if timed else "",
                 "right" if cell["outputs"]["right"] else "WRONG",
             )
@@ -221,8 +221,8 @@ def _compare(first: Path, second: Path, *, bundle: Path | None, as_json: bool) -
             str(row.batch),
             f"{row.a_ms:.3f}",
             f"{row.b_ms:.3f}",
-            f"{row.change:.3f} ({row.low:.3f}–{row.high:.3f})",
-            ("slower" if row.change > 1 else "faster") if row.certain else "not clearly different",
+            f"{row.change.value:.3f} ({row.change.low:.3f}–{row.change.high:.3f})",
+            ("slower" if row.change.value > 1 else "faster") if row.certain else "not clearly different",
         )
         for row in rows
     ]

@@ -19,10 +19,7 @@ def latency_plot(cells: Cells) -> str:
         ordered = np.sort(np.asarray(cell["latencies_ms"]))
         longer = 1 - np.arange(len(ordered)) / len(ordered)
         axes.step(ordered, longer, where="post", label=cell["runner"], **line_style(number))
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("latency, ms")
-    axes.set_ylabel("share of queries that took longer")
+    axes.set(xscale="log", yscale="log", xlabel="latency, ms", ylabel="share of queries that took longer")
     axes.legend(frameon=False, fontsize=8)
     slowest = [f"{cell['runner']}: median {cell['median_ms']:.3f} ms, {_slowest(cell)}" for cell in cells]
     what = "A curve for each runner: the share of queries that took longer than a latency."
@@ -46,9 +43,7 @@ def throughput_plot(cells: Cells) -> str:
         lines.append(f"{runner}: {points}")
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted({cell["batch"] for cell in cells}), [str(b) for b in sorted({c["batch"] for c in cells})])
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("batch")
-    axes.set_ylabel("images a second")
+    axes.set(ylim=(0, None), xlabel="batch", ylabel="images a second")
     axes.legend(frameon=False, fontsize=8)
     return svg(figure, f"A curve for each runner: images a second at each batch size. {'; '.join(lines)}.")
 
@@ -65,9 +60,7 @@ def load_plot(loads: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"{load['runner']}: {shown}")
     bound = f"bound, {loads[0]['bound_ms']:g} ms"
     axes.axhline(loads[0]["bound_ms"], ls=(0, (1, 3)), color="#000000", label=bound)
-    axes.set_yscale("log")
-    axes.set_xlabel("arrivals a second")
-    axes.set_ylabel("p99 latency, ms")
+    axes.set(yscale="log", xlabel="arrivals a second", ylabel="p99 latency, ms")
     axes.legend(frameon=False, fontsize=8)
     what = f"A curve for each runner: the p99 latency at each rate of arrivals a second; {bound}."
     return svg(figure, f"{what} {'; '.join(lines)}.")
@@ -101,8 +94,7 @@ def roofline_plot(shares: Sequence[Mapping[str, Any]]) -> str:
     names = [f"{share['runner']}, batch {share['batch']}" for share in shares]
     axes.barh(names, [100 * share["share"] for share in shares], **bar_style(0))
     axes.invert_yaxis()
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("share of the measured roofline, %")
+    axes.set(xlim=(0, 100), xlabel="share of the measured roofline, %")
     shown = "; ".join(f"{name}: {share['share']:.0%}" for name, share in zip(names, shares, strict=True))
     return svg(figure, f"A bar for each runner and batch size: the share of the measured roofline. {shown}.")
 

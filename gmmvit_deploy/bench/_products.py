@@ -33,10 +33,7 @@ class ProductRate:
 
 
 def libraries(precision: Precision, device: Device) -> Mapping[str, Callable[[Shape], Program]]:
-    """Return name of the library → function that makes a program for the shape of a product.
-
-    The function raises an error if the library is missing, or does not multiply in this precision on this device.
-    """
+    """Return library → function that makes a program for a shape, or raises an error if the library cannot."""
     if device == "gpu":
         return {"torch": _torch(precision, "cuda")}
     return _ON_CPU.get(precision, {})

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.bench.outputs import Answers, Expected, OutputCheck
 from gmmvit_deploy.inference.precision import Precision
+from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.measure.load import ScenarioName, Work, drive
-from gmmvit_deploy.measure.statistics import ENOUGH, Percentile, Ratio, percentiles, ratio, spread
+from gmmvit_deploy.measure.statistics import ENOUGH, percentiles, ratio, spread
 from gmmvit_deploy.measure.turns import settle
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.runner import Device, Runner
@@ -27,11 +28,7 @@ _MAX_CALLERS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The measurements to make.
-
-    batches: for latencies; the throughput is measured at the largest.
-    seconds: the approximate time for each `Cell`, over all rounds.
-    """
+    """batches: for latencies; the throughput is measured at the largest.  seconds: for each `Cell`, over all rounds."""
 
     batches: tuple[int, ...] = (1, 8, 64)
     rounds: int = 10
@@ -85,9 +82,9 @@ class Cell:
         return sum(map(len, self.rounds))
 
     @property
-    def percentiles(self) -> tuple[Percentile, ...]:
+    def percentiles(self) -> dict[str, dict[str, float | None]]:
         """The percentiles over all rounds.  Empty in Offline, where all samples wait in a queue from the start."""
-        return () if self.scenario == "Offline" else percentiles(np.concatenate(self.rounds))
+        return {} if self.scenario == "Offline" else percentiles(np.concatenate(self.rounds))
 
 
 def measure(
@@ -98,10 +95,7 @@ def measure(
     *,
     on_progress: OnProgress = ignore,
 ) -> list[Cell]:
-    """Measure every runner at every batch size of the plan that it takes.  inputs: (N, …).
-
-    Wrong answers raise no error, but `OutputCheck.right` of the cells is false.  Errors: every error of a runner.
-    """
+    """Measure every runner at every batch size that it takes, on inputs (N, …).  Wrong answers raise no error."""
     turns = [_Turn(runner, work, expected) for runner in runners for work in _works(runner, inputs, plan)]
     generator = np.random.default_rng(0)
     for number in range(plan.rounds):
@@ -112,7 +106,7 @@ def measure(
     return [turn.cell() for turn in turns]
 
 
-def ratios(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Ratio]]:
+def ratios(cells: Sequence[Cell]) -> list[tuple[Cell, Cell, Measured]]:
     """Return (cell, first, time of cell / time of first) for every cell; first: of the same scenario and batch size."""
     compared = []
     for cell in cells:

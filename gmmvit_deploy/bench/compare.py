@@ -10,6 +10,7 @@ from typing import Any
 
 from gmmvit_deploy.bench.report import FORMAT
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.measure.statistics import ratio_of_medians
 
 
@@ -17,8 +18,7 @@ from gmmvit_deploy.measure.statistics import ratio_of_medians
 class Row:
     """A runner in the results A and B, for the same scenario and batch size.
 
-    change: the time in B / in A; low, high: its 95 % interval (`ratio_of_medians`). The change is certain if it
-    excludes 1.
+    change: the time in B / in A (`ratio_of_medians`); certain if its interval excludes 1.
     """
 
     runner: str
@@ -26,13 +26,11 @@ class Row:
     batch: int
     a_ms: float
     b_ms: float
-    change: float
-    low: float
-    high: float
+    change: Measured
 
     @property
     def certain(self) -> bool:
-        return not self.low <= 1 <= self.high
+        return not self.change.low <= 1 <= self.change.high
 
 
 def open_result(path: Path) -> dict[str, Any]:
@@ -112,16 +110,13 @@ def _reasons_against(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def _row(a: Mapping[str, Any], b: Mapping[str, Any]) -> Row:
-    change = ratio_of_medians(b["round_ms"], a["round_ms"])
     return Row(
         runner=a["runner"],
         scenario=a["scenario"],
         batch=a["batch"],
         a_ms=a["median_ms"],
         b_ms=b["median_ms"],
-        change=change.median,
-        low=change.low,
-        high=change.high,
+        change=ratio_of_medians(b["round_ms"], a["round_ms"]),
     )
 
 

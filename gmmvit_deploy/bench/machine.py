@@ -71,11 +71,13 @@ def machine_state() -> MachineState:
     stolen = after.get("steal", 0) - before.get("steal", 0)
     return MachineState(
         load=os.getloadavg()[0],
-        others=max(0.0, (total - idle - stolen) / total) if before else 0.0,
+        others=max(0.0, (total - idle - stolen) / total),
         stolen=stolen / total,
         spin_ms=_spin(),
         megahertz=tuple(
-            float(line.partition(":")[2]) for line in _lines(Path("/proc/cpuinfo")) if line.startswith("cpu MHz")
+            float(line.partition(":")[2])
+            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+            if line.startswith("cpu MHz")
         ),
         gpus=_gpu_states(),
     )
@@ -122,11 +124,9 @@ def _asked_of_gpus(what: str, form: str) -> list[str]:
 
 
 def _processor_times() -> dict[str, float]:
-    lines = _lines(Path("/proc/stat"))
-    if not lines:
-        return {}
+    first, _ = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)
     names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-    return dict(zip(names, map(float, lines[0].split()[1:9]), strict=False))
+    return dict(zip(names, map(float, first.split()[1:9]), strict=False))
 
 
 def _spin() -> float:
@@ -138,10 +138,3 @@ def _spin() -> float:
             digest.update(_BLOCK)
         best = min(best, time.perf_counter() - start)
     return best * 1e3
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []

@@ -23,10 +23,8 @@ _BATCH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputCheck:
-    """The check of a runner's answers.
-
-    largest: the largest distance of a logit from PyTorch's float64 logit; NaN if a logit is not finite.
-    limit: the largest allowed distance.  derivation: its computation in words.  sha256: of all answers.
+    """largest: the largest distance of a logit from PyTorch's float64 logit; NaN if a logit is not finite.
+    derivation: the computation of the limit in words.  sha256: of all answers.
     """
 
     answers: int
@@ -48,7 +46,7 @@ def stored_inputs(bundle: Bundle, count: int) -> tuple[NDArray[Any], NDArray[Any
 
 
 class Expected:
-    """PyTorch's float64 logits for the inputs of a run, and the limits for a runner's logits (`tolerances`).
+    """PyTorch's float64 logits ``exact`` (N, C) for the inputs of a run, and the limits for a runner's (`tolerances`).
 
     Without a model, the inputs must be those of `stored_inputs`, whose stored logits are the reference.
     """
@@ -59,19 +57,15 @@ class Expected:
 
         self._bundle, self._limit = bundle, limit_from_noise
         if why_no_model(bundle):
-            _, self._exact = stored_inputs(bundle, len(inputs))
-            self._noise, self._limit = bundle.stored_noise(self._exact), limit_from_stored
+            _, self.exact = stored_inputs(bundle, len(inputs))
+            self._noise, self._limit = bundle.stored_noise(self.exact), limit_from_stored
             return
         reference = Reference(bundle)
         parts = [reference.logits(inputs[start : start + _BATCH]) for start in range(0, len(inputs), _BATCH)]
-        trained, self._exact = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
+        trained, self.exact = (np.concatenate([part[which] for part in parts]) for which in (0, 1))
         measure = ErrorMeasure()
-        measure.add(trained, self._exact)
+        measure.add(trained, self.exact)
         self._noise = measure.noise()
-
-    def largest(self, indices: NDArray[Any], outputs: NDArray[Any]) -> float:
-        """Return the largest distance of ``outputs`` (n, C) from PyTorch's float64 logits of ``indices`` (n,)."""
-        return distance(outputs, self._exact[indices])
 
     def limit(self, precision: Precision, form: Form = "") -> Limit:
         """Return the limit of the distance in this precision.  form: of a graph for CPUs in int8."""
@@ -89,7 +83,7 @@ class Answers:
 
     def add(self, indices: NDArray[Any], outputs: NDArray[Any]) -> None:
         """Add the answers of a run: the logits (n, C) of the inputs ``indices`` (n,)."""
-        largest = self._expected.largest(indices, outputs)
+        largest = distance(outputs, self._expected.exact[indices])
         self._largest = math.nan if math.isnan(largest + self._largest) else max(self._largest, largest)
         self._count += len(indices)
         # In the order of the indices, so that the order in which several threads answer changes nothing.

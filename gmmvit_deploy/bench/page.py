@@ -32,7 +32,7 @@ def page_of(result: Result) -> str:
                 f"{ratio['runner']} / {ratio['over']}",
                 ratio["scenario"],
                 str(ratio["batch"]),
-                f"{ratio['median']:.3f}",
+                f"{ratio['value']:.3f}",
                 f"{ratio['low']:.3f} to {ratio['high']:.3f}",
             )
             for ratio in result["ratios"]
@@ -78,10 +78,10 @@ def _fastest(result: Result) -> str:
         fastest = min((cell for cell in timed if cell["batch"] == batch), key=lambda cell: cell["median_ms"])
         sentences.append(f"Lowest median latency at batch {batch}: {fastest['runner']}, {fastest['median_ms']:.3f} ms.")
     if result["cells"]:
-        most = max(result["cells"], key=lambda cell: cell["samples_per_second"])
+        highest = max(result["cells"], key=lambda cell: cell["samples_per_second"])
         sentences.append(
-            f"Highest throughput: {most['runner']}, {most['samples_per_second']:,.0f} images a second "
-            f"({most['scenario']}, batch {most['batch']})."
+            f"Highest throughput: {highest['runner']}, {highest['samples_per_second']:,.0f} images a second "
+            f"({highest['scenario']}, batch {highest['batch']})."
         )
     return " ".join(sentences)
 

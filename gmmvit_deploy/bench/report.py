@@ -32,7 +32,7 @@ class Share:
     runner: str
     batch: int
     share: float
-    least_ms: float
+    min_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,8 +40,7 @@ class BenchReport:
     """The result of a benchmark.
 
     runners: label → the runner's program and settings.  before, after: the machine while this process was idle.
-    works: the network's operations and bytes at each batch size.  steps: the waterfall of a single image.
-    loads: the searches for the highest arrival rate.  skipped: the reason of each measurement that was left out.
+    steps: the waterfall of a single image.  skipped: the reason of each measurement that was left out.
     """
 
     bundle: Mapping[str, Any]
@@ -81,9 +80,9 @@ class BenchReport:
         for cell in self.cells:
             line = lines.get((cell.precision, cell.device))
             if cell.scenario != "Offline" and cell.batch in works and line is not None:
-                least = line.least_ms(works[cell.batch])
+                min_ms = line.min_ms(works[cell.batch])
                 measured.append(
-                    Share(runner=cell.runner, batch=cell.batch, share=least / cell.median_ms, least_ms=least)
+                    Share(runner=cell.runner, batch=cell.batch, share=min_ms / cell.median_ms, min_ms=min_ms)
                 )
         return measured
 
@@ -182,8 +181,8 @@ def machine_reasons(before: MachineState, after: MachineState) -> list[str]:
     return reasons
 
 
-def _busy(who: str, share: float, what: str, when: str, most: float) -> str:
-    return f"machine busy: {who} {share:.0%} of {what} {when} the run, expected at most {most:.0%}"
+def _busy(who: str, share: float, what: str, when: str, limit: float) -> str:
+    return f"machine busy: {who} {share:.0%} of {what} {when} the run, expected at most {limit:.0%}"
 
 
 def _cell(cell: Cell) -> dict[str, Any]:
@@ -197,10 +196,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "median_ms": cell.median_ms,
         "spread": cell.spread,
         "samples_per_second": cell.samples_per_second,
-        "percentiles": {
-            percentile.name: {"ms": percentile.value, "missing_queries": percentile.missing}
-            for percentile in cell.percentiles
-        },
+        "percentiles": cell.percentiles,
         "round_ms": cell.times,
         "latencies_ms": [round(float(value), 5) for part in cell.rounds for value in part]
         if cell.scenario != "Offline"

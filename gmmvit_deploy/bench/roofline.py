@@ -46,7 +46,7 @@ class NetworkWork:
     input_bytes: int
     output_bytes: int
 
-    def least_bytes(self, precision: Precision) -> int:
+    def min_bytes(self, precision: Precision) -> int:
         return self.weight_values * SPECS[precision].weight_bytes + self.input_bytes + self.output_bytes
 
 
@@ -67,9 +67,9 @@ class Roofline:
     def best(self) -> ProductRate:
         return max(self.rates, key=lambda product: product.gflops)
 
-    def least_ms(self, work: NetworkWork) -> float:
+    def min_ms(self, work: NetworkWork) -> float:
         computing = work.operations / (self.best.gflops * 1e9)
-        return 1e3 * max(computing, work.least_bytes(self.precision) / self.bandwidth)
+        return 1e3 * max(computing, work.min_bytes(self.precision) / self.bandwidth)
 
 
 def network_work(bundle: Bundle, batch: int) -> NetworkWork:

@@ -23,10 +23,7 @@ _BATCH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPoint:
-    """A trial of an arrival rate.
-
-    p50_ms, p99_ms: of the latencies, which begin at each query's scheduled time.  holds: p99 within the bound.
-    """
+    """A trial of an arrival rate.  Latencies begin at each query's scheduled time.  holds: p99 within the bound."""
 
     rate: float
     queries: int

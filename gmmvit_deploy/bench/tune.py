@@ -62,16 +62,10 @@ class TuneOptions:
         if self.runners is not None and (not self.runners or len(set(self.runners)) < len(self.runners)):
             raise InputError("expected distinct runners, such as onnxruntime,openvino:bf16")
 
-    def settings(self) -> list[RepositoryOptions]:
-        """Return the default settings for every runner to try."""
-        return [RepositoryOptions(name=self.name, runner=runner) for runner in self.runners or (None,)]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A trial of server settings.
-
-    full_rate: the samples a second when all are available at once.
+    """full_rate: the samples a second when all are available at once.
     peak_bytes: the sum of the largest resident sizes of the server and its workers.
     """
 
@@ -88,10 +82,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """The result of a tuning run.
-
-    trials: in the order in which they ran.  notes: those of `choose_runner`, if no runner was named.
-    """
+    """trials: in the order in which they ran.  notes: those of `choose_runner`, if no runner was named."""
 
     options: TuneOptions
     bundle: dict[str, Any]
@@ -102,10 +93,9 @@ class Tuning:
     notes: tuple[str, ...] = ()
 
     @property
-    def best(self) -> Trial | None:
-        """The trial with the highest rate within the bound, or None if the rate of every trial is 0."""
-        fastest = max(self.trials, key=lambda trial: trial.rate)
-        return fastest if fastest.rate > 0 else None
+    def best(self) -> Trial:
+        """The trial with the highest rate within the bound."""
+        return max(self.trials, key=lambda trial: trial.rate)
 
     def to_json(self) -> dict[str, Any]:
         best = self.best
@@ -113,9 +103,9 @@ class Tuning:
             "format": _FORMAT,
             "bound_ms": self.options.bound_ms,
             "protocol": self.options.protocol,
-            "best": _described(best) if best else None,
-            "rate": best.rate if best else None,
-            "peak_bytes": best.peak_bytes if best else None,
+            "best": _described(best),
+            "rate": best.rate,
+            "peak_bytes": best.peak_bytes,
             "trials": [
                 {
                     "settings": _described(trial),
@@ -165,7 +155,8 @@ def tune(
         return max(trials, key=lambda trial: trial.rate)
 
     delays = len(_DELAYS_US) - 1  # the earlier trials already used the first delay
-    resolved = [resolved_options(bundle, settings) for settings in options.settings()]
+    typed = [RepositoryOptions(name=options.name, runner=runner) for runner in options.runners or (None,)]
+    resolved = [resolved_options(bundle, settings) for settings in typed]
     best = tried([settings for settings, _ in resolved], later=(cores() > 1) + delays)
     instances = 2
     while instances <= cores():
@@ -175,6 +166,12 @@ def tune(
             break  # more instances would be slower still
         instances *= 2
     best = tried(replace(best.settings, max_queue_delay_us=delay) for delay in _DELAYS_US)
+    if not best.rate:
+        nearest = min(trial.load.points[0].p99_ms for trial in trials)
+        raise InputError(
+            f"no setting keeps p99 below {options.bound_ms:g} ms: the lowest p99 was {nearest:.1f} ms",
+            hint="type a higher --bound-ms, or add a faster runner to --runner",
+        )
     tuning = Tuning(
         options=options,
         bundle=described_bundle(bundle),
@@ -184,12 +181,6 @@ def tune(
         trials=tuple(trials),
         notes=tuple(dict.fromkeys(line for _, notes in resolved for line in notes)),
     )
-    if not best.rate:
-        nearest = min(trial.load.points[0].p99_ms for trial in trials)
-        raise InputError(
-            f"no setting keeps p99 below {options.bound_ms:g} ms: the lowest p99 was {nearest:.1f} ms",
-            hint="type a higher --bound-ms, or add a faster runner to --runner",
-        )
     text = json.dumps(tuning.to_json(), indent=1, allow_nan=False) + "\n"
     repository_from_bundle(bundle, out, best.settings, notes={TUNING_FILE: text}, force=force)
     return tuning

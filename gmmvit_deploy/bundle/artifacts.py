@@ -32,22 +32,10 @@ from gmmvit_deploy.tolerances import Noise
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "BUNDLE_FORMAT",
-    "Bundle",
-    "InputKind",
-    "Manifest",
-    "OutputMeaning",
-    "OutputRecord",
-    "Task",
-    "open_bundle",
-    "tool_versions",
-]
-
 BUNDLE_FORMAT = "gmmvit-bundle/4"
 MODEL_FILE, WEIGHTS_FILE, GOLDEN_FILE, LABELS_FILE = "model.onnx", "weights.safetensors", "golden.npz", "labels.txt"
 MANIFEST_FILE = "manifest.json"
-_MOST_BATCH, _MOST_BLOCKS = 2**20, 1000
+_MAX_BATCH, _MAX_BLOCKS = 2**20, 1000
 """Bounds of a manifest, which can come from a stranger: a model of a million blocks takes minutes to build."""
 _EXPORT = "type gmmvit export CHECKPOINT -o BUNDLE to make a bundle"
 _EXPORT_AGAIN = "type gmmvit export CHECKPOINT -o BUNDLE --force to write the bundle again"
@@ -83,11 +71,7 @@ def tool_versions(*also: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRecord:
-    """An output of the network.
-
-    name: the name in the graph.  shape: the shape for a single image, without the batch dimension.
-    meaning: the meaning of the values.
-    """
+    """An output of the network.  name: in the graph.  shape: of a single image, without the batch dimension."""
 
     name: OutputName
     shape: tuple[int, ...]
@@ -102,17 +86,13 @@ class OutputRecord:
 class Manifest:
     """Content of ``manifest.json``.  `to_json` and `from_json` are inverse functions.
 
-    spec: the fields that define the architecture.  trainable_parameters: the number of trainable parameters.
     checkpoint: name, SHA-256 and wrapping of the checkpoint file; the wrapping is the form of the file's content.
     unused_keys: key of a checkpoint's tensor that the network never reads → reason. The bundle omits these tensors.
     input_kind, max_batch: as in `ExportOptions`.
-    image: size, channels and normalisation of the input images. The mean and std are None if ``input_kind`` is
-    ``tensor`` and no normalisation was given at export.
-    task: the task of the network (`labels.Task`).
-    outputs: the outputs of the network, in the order of the graph's outputs.
+    image: its mean and std are None if ``input_kind`` is ``tensor`` and no normalisation was given at export.
+    outputs: in the order of the graph's outputs.
     labels: the class names in the order of the class index; empty without logits.
-    opset: the version of the ONNX operators.
-    folding: the names of the folding passes that changed the model.
+    opset: the version of the ONNX operators.  folding: the names of the folding passes that changed the model.
     masks, biases: the record of the mask and of the bias on the attention scores of each layer.
     export_parity: runner → largest difference from PyTorch's logits at export. Two entries are no runners: the limit of
     these differences, and the spread, the largest difference of PyTorch's logits of a class between two golden inputs.
@@ -159,8 +139,8 @@ class Manifest:
             raise ValueError(
                 f"image: expected {input_shape(self.spec)} as (channels, height, width), got {self.image.tensor_shape}"
             )
-        if not isinstance(self.max_batch, int) or not 1 <= self.max_batch <= _MOST_BATCH:
-            raise ValueError(f"max_batch: expected a number from 1 to {_MOST_BATCH}, got {self.max_batch!r}")
+        if not isinstance(self.max_batch, int) or not 1 <= self.max_batch <= _MAX_BATCH:
+            raise ValueError(f"max_batch: expected a number from 1 to {_MAX_BATCH}, got {self.max_batch!r}")
         if not all(isinstance(digest, str) for digest in self.files.values()):
             raise ValueError("files: expected a SHA-256 for each file")
         for noise in ("float32_noise", "features_noise"):
@@ -170,8 +150,8 @@ class Manifest:
         _ = self.label_set  # checks the task and the thresholds
         if self.output_names not in OUTPUTS:
             raise ValueError(f"outputs: expected logits, features, or both, got {', '.join(self.output_names)}")
-        if sum(depths) > _MOST_BLOCKS:
-            raise ValueError(f"spec: expected at most {_MOST_BLOCKS} blocks, got {sum(depths)}")
+        if sum(depths) > _MAX_BLOCKS:
+            raise ValueError(f"spec: expected at most {_MAX_BLOCKS} blocks, got {sum(depths)}")
         if self.input_kind == "pixels" and self.image.normalisation is None:
             raise ValueError("image: expected mean and std, because input_kind is pixels, got no values")
 
@@ -209,14 +189,10 @@ class Manifest:
         fields["image"] = image_from_json(fields["image"])
         fields["outputs"] = tuple(OutputRecord(**{**o, "shape": tuple(o["shape"])}) for o in fields["outputs"])
         for name in ("masks", "biases"):
-            fields[name] = tuple(_constant_record(record) for record in fields[name])
+            fields[name] = tuple(ConstantRecord(**{**c, "shape": tuple(c["shape"])}) for c in fields[name])
         for name in ("labels", "folding", "thresholds", "wrong_runners"):
             fields[name] = tuple(fields[name])
         return cls(**fields)
-
-
-def _constant_record(data: Mapping[str, Any]) -> ConstantRecord:
-    return ConstantRecord(**{**data, "shape": tuple(data["shape"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,10 +243,7 @@ class Bundle:
         return np.concatenate(inputs), outputs
 
     def stored_noise(self, stored: NDArray[Any], *, features: bool = False) -> Noise:
-        """Return the float32 noise that export recorded.
-
-        stored: (B, C), golden logits of the bundle, or its golden features beside logits.
-        """
+        """Return the float32 noise that export recorded.  stored: (B, C), golden logits or golden features."""
         largest = self.manifest.features_noise if features else self.manifest.float32_noise
         return Noise(largest=largest, rms=largest, scale=float(abs(stored).max()))
 

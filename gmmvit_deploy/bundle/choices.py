@@ -15,28 +15,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_file
 from gmmvit_deploy.inference.runner_name import RunnerName
+from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.precision_names import precision_from
-
-if TYPE_CHECKING:
-    from gmmvit_deploy.measure.statistics import Ratio
-
-__all__ = [
-    "CHOICES_FILE",
-    "Candidate",
-    "Choice",
-    "Goal",
-    "JudgedImages",
-    "Machine",
-    "Measured",
-    "read_choices",
-    "write_choice",
-]
 
 CHOICES_FILE = "runners.json"
 _FORMAT = 1
@@ -45,11 +31,7 @@ Goal = Literal["latency", "throughput"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A kind of machine.
-
-    cpu: the processor's model name and its vector extensions.  cores: their number.
-    gpu: the GPU's name, or "".
-    """
+    """A kind of machine.  cpu: the processor's model name and its vector extensions.  gpu: the GPU's name, or ""."""
 
     cpu: str
     cores: int
@@ -57,19 +39,6 @@ class Machine:
 
     def __str__(self) -> str:
         return f"{self.cpu}, {self.cores} cores{f', {self.gpu}' if self.gpu else ''}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A measured value, with both ends of its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, ratio: Ratio) -> Measured:
-        return cls(value=ratio.median, low=ratio.low, high=ratio.high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +116,7 @@ class Choice:
         return tuple(candidate for candidate in self.candidates if candidate.passed)
 
     def to_json(self) -> dict[str, Any]:
-        candidates = [{**asdict(one), "runner": str(one.runner)} for one in self.candidates]
+        candidates = [{**asdict(candidate), "runner": str(candidate.runner)} for candidate in self.candidates]
         return {**asdict(self), "base": str(self.base), "candidates": candidates}
 
     @classmethod
@@ -196,10 +165,9 @@ def read_choices(bundle: Path) -> tuple[tuple[Choice, ...], str]:
 
 
 def write_choice(bundle: Path, choice: Choice) -> Path:
-    """Write an entry into a bundle's ``runners.json`` and return the file's path.
+    """Write an entry into ``runners.json`` in place of that of the same kind of machine, and return the file's path.
 
-    The entry replaces that of the same kind of machine; all others stay. A file that cannot be read is kept as
-    ``runners.json.old``.
+    A file that cannot be read is kept as ``runners.json.old``.
     bundle: the bundle's folder.  Errors: OutputError when the file cannot be written.
     """
     entries, unreadable = read_choices(bundle)

@@ -25,10 +25,7 @@ def kept_beside(accuracy: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """What a graph or a program must reach; None does not judge a measure.
-
-    ``gmmvit convert`` judges int8 graphs by it, on images that did not set their ranges, and ``gmmvit optimize``
-    programs, by either a share of decisions or an accuracy.
+    """What a graph (``gmmvit convert``) or a program (``gmmvit optimize``) must reach; None does not judge a measure.
 
     keep_decisions: the share of the images that keep their decision, which the interval of the share must reach, as in
     the check ``decisions`` of ``gmmvit parity``.
@@ -52,11 +49,11 @@ class Gate:
 
     @property
     def kind(self) -> str:
-        """What `least` is a share of, in words."""
+        """What `min_share` is a share of, in words."""
         return "kept decisions" if self.accuracy is None else "accuracy ratio"
 
     @property
-    def least(self) -> float:
+    def min_share(self) -> float:
         """The smallest share that passes a gate on decisions or accuracy; 0 if it has neither."""
         return self.accuracy or self.keep_decisions or 0.0
 
@@ -79,13 +76,13 @@ class Gate:
                 )
             lost = (1 - self.accuracy) * max(top1, 1 / max(count, 1))
             needed[f"--accuracy {self.accuracy:g}"] = z2 * (1 - lost) / lost
-        for option, least in needed.items():
-            if count < least:
+        for option, images in needed.items():
+            if count < images:
                 raise InputError(
-                    f"{option} cannot be shown on {count} images: it needs {math.ceil(least)}, even if all keep their "
+                    f"{option} cannot be shown on {count} images: it needs {math.ceil(images)}, even if all keep their "
                     "decision; one half of the calibration images is judged, the other sets the ranges",
-                    hint=f"give at least {2 * math.ceil(least)} images, and --calibration-images "
-                    f"{2 * math.ceil(least)}; or type --snr-db, which fewer images can show",
+                    hint=f"give at least {2 * math.ceil(images)} images, and --calibration-images "
+                    f"{2 * math.ceil(images)}; or type --snr-db, which fewer images can show",
                 )
 
     def row(

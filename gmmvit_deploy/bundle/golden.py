@@ -36,15 +36,12 @@ _ALSO = ("features", "image_features")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GoldenSet:
-    """Content of ``golden.npz`` for B inputs, I images and C classes.
+    """Content of ``golden.npz`` for B inputs, I images of various sizes and C classes.
 
-    inputs: inputs of the graph, (B, …).  tensors: the normalised inputs, float32 (B, channels, height, width).
-    logits: PyTorch's logits for the inputs, float32 (B, C).  images: encoded images of various sizes.
-    image_pixels: the images, decoded and resized, uint8 (I, height, width, channels).
-    image_logits: PyTorch's logits for the images, float32 (I, C).
-    output: the name of the output that ``logits`` and ``image_logits`` hold; features take the place of the logits in
-    a bundle without logits.
-    features, image_features: the features, float32 (B, D) and (I, D), of a bundle with logits and features; else None.
+    inputs: (B, …).  tensors: float32 (B, channels, height, width).  logits, image_logits: float32 (B, C) and (I, C).
+    image_pixels: uint8 (I, height, width, channels).
+    output: the name of the output that ``logits`` and ``image_logits`` hold.
+    features, image_features: float32 (B, D) and (I, D), of a bundle with logits and features; else None.
     """
 
     inputs: NDArray[Any]

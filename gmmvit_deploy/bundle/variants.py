@@ -46,8 +46,7 @@ class VariantRecord:
     """Content of the record of a graph.
 
     form: of a graph for CPUs in int8; "" for another graph.
-    bundle_sha256, onnx_sha256: the SHA-256 of the bundle, and of the graph's file.
-    data_sha256: the SHA-256 of the file of the graph's weights; empty if the graph's file holds the weights.
+    onnx_sha256, data_sha256: of the graph's file, and of the file of its weights; "" if the former holds the weights.
     passes: name of a folding pass that changed the model → number of modules or parameters that the pass changed.
     constants: layer → name of the layer's mask in the graph.
     mask_sha256: layer → SHA-256 of the layer's mask in this precision.
@@ -62,7 +61,6 @@ class VariantRecord:
     and ``largest_rel`` is this difference divided by the largest golden logit. For int8 and fp8, ``random_largest_abs``
     is the largest absolute difference between the logits of this graph and of the float32 graph on the random inputs of
     a parity run.
-    versions: name → version of this package, Python and other packages at conversion.
     programs: name of a runner (a runtime that ran the graph) → the largest difference of the runner's logits from the
     golden logits, and the limit; or the reason why the runner was left out, and ``wrong`` if it cannot run the graph
     or exceeds the limit.
@@ -92,10 +90,7 @@ class VariantRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> VariantRecord:
-        """Read a record from JSON data.
-
-        Errors: KeyError, TypeError or ValueError when ``data`` is not a record of this format.
-        """
+        """Errors: KeyError, TypeError or ValueError when ``data`` is not a record of this format."""
         if data["format"] != VARIANT_FORMAT:
             raise ValueError(f"expected the format {VARIANT_FORMAT!r}, got {data['format']!r}")
         fields = {name: value for name, value in data.items() if name != "format"}
@@ -105,10 +100,7 @@ class VariantRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """The graph of a bundle in a given precision.
-
-    path, sha256: the file of the graph, and the SHA-256 of this file.  record: the record of the graph; None for fp32.
-    """
+    """The graph of a bundle in a precision.  sha256: of the file ``path``.  record: None for fp32."""
 
     precision: Precision
     path: Path
@@ -153,7 +145,15 @@ def cpu_form(bundle: Bundle, precision: Precision) -> Form:
 def record_of(bundle: Bundle, precision: Precision, form: Form = "") -> VariantRecord | None:
     """Read the record of a graph; None if the bundle has none.  Errors: BundleError when it cannot be read."""
     path = bundle.path / record_file(precision, form)
-    return _read_record(path, how_to_convert(bundle, precision, form)) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        return VariantRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise BundleError(
+            f"{path}: expected the JSON record of a graph in another precision: {exc}",
+            hint=how_to_convert(bundle, precision, form),
+        ) from exc
 
 
 def recorded_distances(bundle: Bundle, precision: Precision, form: Form = "") -> Mapping[str, float]:
@@ -224,15 +224,6 @@ def how_to_convert(bundle: Bundle, precision: Precision, form: Form = "") -> str
     # All calibrated graphs of int8 are written at once.
     force = " --force" if any((held == "dynamic") == dynamic for held in forms_in(bundle, precision)) else ""
     return f"type gmmvit convert {bundle.path} --precision {precision}{calibration}{gate}{force}"
-
-
-def _read_record(path: Path, again: str) -> VariantRecord:
-    try:
-        return VariantRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise BundleError(
-            f"{path}: expected the JSON record of a graph in another precision: {exc}", hint=again
-        ) from exc
 
 
 def _require_contract(bundle: Bundle, variant: Variant) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gmmvit_deploy.bundle.choices import Candidate, Choice, Measured, write_choice
+from gmmvit_deploy.bundle.choices import Candidate, Choice, write_choice
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.graphs.weights import files_of
 from gmmvit_deploy.inference.runner_name import RunnerName
@@ -59,7 +59,7 @@ def record_fastest(bundle: Bundle, *, on_progress: OnProgress = ignore) -> Choic
                 runner=RunnerName.parse(names[number]),
                 graph_sha256=graph.sha256,
                 passed=True,
-                speed=Measured.of(ratio(seconds[0], seconds[number])),
+                speed=ratio(seconds[0], seconds[number]),
             )
             for number in np.argsort(np.median(seconds, axis=1))
         ),

@@ -84,5 +84,5 @@ def resize_rule_from_timm(crop_mode: str | None, interpolation: str) -> ResizeRu
 
 def one_of(values: Iterable[object]) -> str:
     """Return the values as text, such as ``1, 2 or 3``."""
-    *most, last = map(str, values)
-    return f"{', '.join(most)} or {last}"
+    *others, last = map(str, values)
+    return f"{', '.join(others)} or {last}"

@@ -85,8 +85,7 @@ class LoadRun:
 def drive(program: Program, work: Work) -> LoadRun:
     """Run LoadGen once, in performance mode.
 
-    Errors: those of the program, after LoadGen has ended; GmmvitError when an answer is missing;
-    MissingDependencyError.
+    Errors: those of the program; GmmvitError when an answer is missing; MissingDependencyError.
     """
     loadgen = require("mlperf_loadgen", package="mlcommons-loadgen", extra="bench")
     answers = _Answers(loadgen, program, work)
@@ -178,7 +177,6 @@ class _Answers:
         self._answered.append((indices, logits))
 
     def result(self, spans: dict[int, tuple[int, float, float]], complaints: tuple[str, ...]) -> LoadRun:
-        """Combine the answers with LoadGen's trace.  spans: the trace, as `_spans` returns it."""
         indices = np.concatenate([part for part, _ in self._answered])
         if len(spans) != len(indices):
             raise GmmvitError(

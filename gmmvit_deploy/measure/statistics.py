@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gmmvit_deploy.intervals import Measured
 
 ENOUGH: dict[float, int] = {0.5: 8, 0.9: 64, 0.99: 662, 0.999: 6636}
 """Percentile as a share → minimum number of queries for this percentile."""
@@ -31,35 +32,10 @@ ROUNDS_OF_PROOF = 6
 _CONFIDENCE = 0.95
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Percentile:
-    """A percentile of latencies.  share: such as 0.99.
+def ratio(above: Sequence[float] | NDArray[Any], below: Sequence[float] | NDArray[Any]) -> Measured:
+    """Return the median ratio ``above`` / ``below`` of times or rates that were measured in the same rounds.
 
-    value: in the unit of the latencies; None if ``missing`` queries more are needed.
-    """
-
-    share: float
-    value: float | None
-    missing: int
-
-    @property
-    def name(self) -> str:
-        """The name of the percentile, such as ``p99.9``."""
-        return f"p{self.share * 100:g}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ratio:
-    """A median of ratios.  low, high: the ends of its 95 % interval, or of all ratios if there are too few."""
-
-    median: float
-    low: float
-    high: float
-
-
-def ratio(above: Sequence[float] | NDArray[Any], below: Sequence[float] | NDArray[Any]) -> Ratio:
-    """Return the ratio ``above`` / ``below`` of times or rates that were measured in the same rounds.
-
+    Its interval has a confidence of 95 %, or spans all ratios if there are too few.
     Errors: ValueError when the lengths differ or are 0.
     """
     if len(above) != len(below) or not len(above):
@@ -68,10 +44,10 @@ def ratio(above: Sequence[float] | NDArray[Any], below: Sequence[float] | NDArra
         )
     ratios = np.asarray(above) / np.asarray(below)
     low, high = _interval(ratios, _CONFIDENCE)
-    return Ratio(median=float(np.median(ratios)), low=low, high=high)
+    return Measured(value=float(np.median(ratios)), low=low, high=high)
 
 
-def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Ratio:
+def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Measured:
     """Return median of ``above`` / median of ``below``, of rounds that were measured at different times.
 
     Such rounds are no pairs, so the interval divides opposite ends of the intervals of both medians. Each has the
@@ -81,8 +57,8 @@ def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Ratio:
     (above_low, above_high), (below_low, below_high) = (
         _interval(values, math.sqrt(_CONFIDENCE)) for values in (above, below)
     )
-    return Ratio(
-        median=float(np.median(above) / np.median(below)), low=above_low / below_high, high=above_high / below_low
+    return Measured(
+        value=float(np.median(above) / np.median(below)), low=above_low / below_high, high=above_high / below_low
     )
 
 
@@ -91,17 +67,16 @@ def nearest_rank(latencies: Sequence[float] | NDArray[Any], share: float) -> flo
     return float(np.quantile(latencies, share, method="inverted_cdf"))
 
 
-def percentiles(latencies: NDArray[Any]) -> tuple[Percentile, ...]:
-    """Return the percentiles of a run's latencies, by the nearest-rank method."""
-    count = len(latencies)
-    return tuple(
-        Percentile(
-            share=share,
-            value=nearest_rank(latencies, share) if count >= enough else None,
-            missing=max(0, enough - count),
-        )
+def percentiles(latencies_ms: NDArray[Any]) -> dict[str, dict[str, float | None]]:
+    """Return name, such as ``p99.9`` → its ``ms``, None if the run has ``missing_queries`` too few for it."""
+    count = len(latencies_ms)
+    return {
+        f"p{share * 100:g}": {
+            "ms": nearest_rank(latencies_ms, share) if count >= enough else None,
+            "missing_queries": max(0, enough - count),
+        }
         for share, enough in ENOUGH.items()
-    )
+    }
 
 
 def spread(medians: Sequence[float]) -> float:

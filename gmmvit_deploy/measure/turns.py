@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gmmvit_deploy.measure.statistics import Ratio, ratio
+from gmmvit_deploy.intervals import Measured
+from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 
 _SECONDS = 1.5
@@ -18,7 +19,7 @@ some milliseconds after their last work. They would also sleep after a pause, bu
 further apart while they are idle."""
 
 
-def time_ratio(base: Callable[[], object], other: Callable[[], object]) -> Ratio:
+def time_ratio(base: Callable[[], object], other: Callable[[], object]) -> Measured:
     """Run two programs in turn for some seconds, and return how many times as fast the other is."""
     return ratio(*seconds_in_turn((base, other)))
 

@@ -115,13 +115,11 @@ def _static_holds(bundle: Bundle, kept: float) -> bool:
 
 
 def _mixed(bundle: Bundle, calibration: str, on_progress: OnProgress, *, kept: float) -> str:
-    """Convert with a gate, and return why that gave no mixed graph; "" if it gave one."""
     why = _int8(bundle, "mixed", calibration, on_progress, gate=Gate(keep_decisions=kept))
     return why or ("" if "mixed" in _graphs_in(bundle, "int8") else _STATIC_HOLDS)
 
 
 def _int8(bundle: Bundle, form: Form, calibration: str | None, on_progress: OnProgress, **options: Any) -> str:
-    """Write a graph in int8, and return why it could not be written."""
     report = prefixed(f"int8, {form}", on_progress)
     try:
         variants_from_bundle(bundle, ("int8",), calibration, on_progress=report, **options)
@@ -133,10 +131,9 @@ def _int8(bundle: Bundle, form: Form, calibration: str | None, on_progress: OnPr
 def opened_programs(
     bundle: Bundle, why_not: Mapping[Graph, str], stack: ExitStack, on_progress: OnProgress
 ) -> tuple[dict[RunnerName, Runner], dict[RunnerName, str]]:
-    """Open every program that this machine has; ``stack`` closes them.
+    """Return (the opened programs, which ``stack`` closes, program → why it cannot run here).
 
     why_not: graph → why the bundle has none.
-    Returns (the opened programs, program → why it cannot run here).
     """
     opened: dict[RunnerName, Runner] = {}
     left_out: dict[RunnerName, str] = {}
@@ -150,7 +147,6 @@ def opened_programs(
 
 
 def _opened(program: RunnerName, bundle: Bundle, why_not: Mapping[Graph, str], on_progress: OnProgress) -> Runner:
-    """Open a program.  Errors: every error of a runner that cannot run here; RunnerUnavailableError without a graph."""
     precision, form = program.precision, program.form
     of_openvino = program.runtime == "openvino"
     # For bf16, OpenVINO loads the float32 graph.

@@ -8,9 +8,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bundle.choices import Candidate, Measured
+from gmmvit_deploy.bundle.choices import Candidate
 from gmmvit_deploy.errors import InputError, RunnerUnavailableError
 from gmmvit_deploy.inference.runner_name import RunnerName
+from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.measure.statistics import ROUNDS_OF_PROOF, ratio
 from gmmvit_deploy.measure.turns import seconds_in_turn
 from gmmvit_deploy.optimize._programs import PROGRAMS_OF_GPUS
@@ -149,14 +150,14 @@ class Race:
     def _rival(self, program: RunnerName) -> RunnerName:
         """Return the float32 program that a program must beat: of CPUs the fastest on the CPU, else the base."""
         seconds = self._rounds(program)
-        on_cpu = [one for one in self._floats if one.name not in PROGRAMS_OF_GPUS]
+        on_cpu = [rival for rival in self._floats if rival.name not in PROGRAMS_OF_GPUS]
         if program.name in PROGRAMS_OF_GPUS or not on_cpu:
             return self.base
-        return min(on_cpu, key=lambda one: float(np.median(seconds[one])))
+        return min(on_cpu, key=lambda rival: float(np.median(seconds[rival])))
 
     def _ratio(self, program: RunnerName, rival: RunnerName) -> Measured:
         seconds = self._rounds(program)
-        return Measured.of(ratio(seconds[rival], seconds[program]))
+        return ratio(seconds[rival], seconds[program])
 
     def _clearly_faster(self, program: RunnerName, rival: RunnerName) -> bool:
         enough = len(self._rounds(program)[program]) >= ROUNDS_OF_PROOF

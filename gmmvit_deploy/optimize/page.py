@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.choices import Candidate, Choice
+from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.optimize.table import head_of, left_out_rows, passed_rows, reasons_of
 from gmmvit_deploy.reports.pages import Summary, figure, rendered, written_page
 from gmmvit_deploy.reports.plotting import SERIES, figure_and_axes, svg
@@ -18,7 +19,7 @@ def write_page(choice: Choice, bundle: Bundle, path: Path, *, force: bool = Fals
 
 def page_of(choice: Choice, bundle: Bundle) -> str:
     """Return the page as HTML text, which loads nothing from the network."""
-    plotted = [one for one in choice.candidates if one.speed is not None and one.judged is not None]
+    plotted = [(one, one.speed, one.judged) for one in choice.candidates if one.speed and one.judged]
     plots = []
     if plotted:
         what = (
@@ -42,7 +43,7 @@ def page_of(choice: Choice, bundle: Bundle) -> str:
 def _summary(choice: Choice) -> Summary:
     best = choice.passed[0]
     speed = f", {best.speed.value:.2f} times as fast as {choice.base}" if best.speed is not None else ""
-    gate = f" and reach the gate, {choice.gate.kind} {choice.gate.least:g}," if choice.gate is not None else ""
+    gate = f" and reach the gate, {choice.gate.kind} {choice.gate.min_share:g}," if choice.gate is not None else ""
     sentence = (
         f"{best.runner} is the fastest{speed}, for {choice.goal} at batch {choice.batch} on {choice.machine}, "
         f"of those that pass all checks{gate} on these images."
@@ -56,42 +57,32 @@ def _summary(choice: Choice) -> Summary:
     return Summary(outcome="passed", word="CHOSEN", sentence=sentence, changes=tuple(changes))
 
 
-def _plot(candidates: list[Candidate], choice: Choice) -> str:
+def _plot(plotted: list[tuple[Candidate, Measured, Measured]], choice: Choice) -> str:
+    """plotted: candidates, each with its speed and the value that the gate judged."""
     figure_, axes = figure_and_axes(height=4.2)
     for passed in (True, False):
-        shown = [one for one in candidates if one.passed is passed]
-        measured = [(one.speed, one.judged) for one in shown if one.speed is not None and one.judged is not None]
+        shown = [each for each in plotted if each[0].passed is passed]
         axes.errorbar(
-            [speed.value for speed, _ in measured],
-            [judged.value for _, judged in measured],
-            xerr=[[abs(getattr(speed, end) - speed.value) for speed, _ in measured] for end in ("low", "high")],
-            yerr=[[abs(getattr(judged, end) - judged.value) for _, judged in measured] for end in ("low", "high")],
+            [speed.value for _, speed, _ in shown],
+            [judged.value for *_, judged in shown],
+            xerr=[[abs(getattr(speed, end) - speed.value) for _, speed, _ in shown] for end in ("low", "high")],
+            yerr=[[abs(getattr(judged, end) - judged.value) for *_, judged in shown] for end in ("low", "high")],
             fmt="o" if passed else "x",
             color=SERIES[0 if passed else 1],
             capsize=3,
             lw=1,
             label="passed" if passed else "left out",
         )
-        for one, (speed, judged) in zip(shown, measured, strict=True):
-            axes.annotate(
-                str(one.runner),
-                (speed.value, judged.value),
-                xytext=(5, 5),
-                textcoords="offset points",
-                fontsize=8,
-            )
+        for one, speed, judged in shown:
+            place = {"xytext": (5, 5), "textcoords": "offset points"}
+            axes.annotate(str(one.runner), (speed.value, judged.value), **place, fontsize=8)
     kind = "judged"
     if choice.gate is not None:
         kind = choice.gate.kind
-        axes.axhline(choice.gate.least, linestyle="--", color=SERIES[2], label=f"gate {choice.gate.least:g}")
-    axes.set_xlabel(f"speed, {choice.base} = 1")
-    axes.set_ylabel(kind)
+        axes.axhline(choice.gate.min_share, linestyle="--", color=SERIES[2], label=f"gate {choice.gate.min_share:g}")
+    axes.set(xlabel=f"speed, {choice.base} = 1", ylabel=kind)
     axes.legend(frameon=False)
-    words = "; ".join(
-        f"{one.runner}: {one.judged.value:.4f} at {one.speed.value:.2f}"
-        for one in candidates
-        if one.speed is not None and one.judged is not None
-    )
+    words = "; ".join(f"{one.runner}: {judged.value:.4f} at {speed.value:.2f}" for one, speed, judged in plotted)
     return svg(figure_, f"Points of candidates: the {kind} against the speed, relative to {choice.base}. {words}.")
 
 

@@ -33,8 +33,6 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 
-__all__ = ["OptimizeOptions", "optimize_bundle"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizeOptions:

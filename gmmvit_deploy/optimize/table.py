@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gmmvit_deploy.bundle.choices import Candidate, Choice, Measured
+from gmmvit_deploy.bundle.choices import Candidate, Choice
+from gmmvit_deploy.intervals import Measured
 
 
 def head_of(choice: Choice) -> tuple[str, ...]:
@@ -63,6 +64,6 @@ def _settled(candidate: Candidate, choice: Choice) -> str:
         return ""
     if candidate.images_to_settle is not None:
         return f"{candidate.images_to_settle:,} images"
-    if judged.low >= choice.gate.least or judged.high < choice.gate.least:
+    if judged.low >= choice.gate.min_share or judged.high < choice.gate.min_share:
         return "these images"
     return "more images, which would fail it"

@@ -85,11 +85,10 @@ class AccuracyCheck(RunnerCheck):
 def lower_ratio(details: Mapping[str, Any]) -> tuple[float, Mapping[str, Any]]:
     """Return (the runner's accuracy divided by PyTorch's, its numbers), of top-1, or of top-5 if that is lower.
 
-    details: of a check; for several labels, the accuracy is the share of the images with all labels right.
-    The ratio is NaN if PyTorch is right on no image.
+    For several labels, of the images with all labels right.  The ratio is NaN if PyTorch is right on no image.
     """
     both = filter(None, (details.get("top1") or details.get("all_right"), details.get("top5")))
-    ratios = [(one["runner"] / one["pytorch"] if one["pytorch"] else math.nan, one) for one in both]
+    ratios = [(share["runner"] / share["pytorch"] if share["pytorch"] else math.nan, share) for share in both]
     return min(ratios, key=lambda each: each[0])
 
 
@@ -107,13 +106,9 @@ def _without_calibration_images(accuracy: Check, count: int) -> Check:
 
 
 def _of_resized(accuracy: Check, spec: ModelSpec) -> Check:
-    """Return the accuracy check for the spec of a bundle.
-
-    PyTorch runs a resized model too, so every check can pass although it predicts wrong classes: only labelled images
-    show its accuracy, so that without them the check is undecided.
-    """
     if not spec.resizing:
         return accuracy
+    # PyTorch runs a resized model too, so every check can pass although it predicts wrong classes.
     if accuracy.verdict != "skipped":
         note = f"the model was {spec.resizing}: compare PyTorch's top-1 with the top-1 before the resizing"
         return replace(accuracy, summary=f"{accuracy.summary}; {note}")

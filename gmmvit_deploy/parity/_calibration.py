@@ -18,13 +18,13 @@ from dataclasses import replace
 import onnx
 
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
-from gmmvit_deploy.bundle.variants import VariantRecord, how_to_convert
+from gmmvit_deploy.bundle.variants import how_to_convert
 from gmmvit_deploy.export.graphs_of_precisions import quantised_again
 from gmmvit_deploy.graphs.quantized_faults import form_fault, quantized_faults
 from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity._runner_check import RunnerCheck
 from gmmvit_deploy.parity._stages import StagesCheck
-from gmmvit_deploy.parity._verdict import Check, skipped_check
+from gmmvit_deploy.parity._verdict import Check
 
 _MAX_LOST_DB = 6.0
 _MAX_SATURATED = 0.01
@@ -39,20 +39,14 @@ class CalibrationCheck(RunnerCheck):
     def judge(self) -> Check:
         if self.graph is None:
             return self.not_judged(f"{self.runner.precision} needs no calibration")
-        if self.run.reference is None and not self.graph.variant.form:
+        if self.run.reference is None and not self.graph.record.form:
             return self.not_judged(self.run.needs_model)
         return check_calibration(self.bundle, self.graph, self.tested.check(StagesCheck).db_of_graph)
 
 
 def check_calibration(bundle: Bundle, graph: QuantisedGraph, db: float | None) -> Check:
-    """Compare a quantised graph, which ran on the data, with its record.
-
-    db: the signal-to-noise ratio of its logits on the data; None without images that can judge it.
-    """
-    record, calibration = graph.variant.record, graph.calibration
-    if record is None:
-        return skipped_check("calibration", f"{graph.variant.precision} needs no calibration")
-    check = _compared_with_record(bundle, graph, record)
+    """db: the signal-to-noise ratio of the graph's logits on the data; None without images that can judge it."""
+    check, calibration = _compared_with_record(bundle, graph), graph.record.calibration
     if calibration is None or db is None:
         return check
     source = f"{calibration['images']} images of {calibration['source']}"
@@ -90,9 +84,9 @@ def check_calibration(bundle: Bundle, graph: QuantisedGraph, db: float | None) -
     )
 
 
-def _compared_with_record(bundle: Bundle, graph: QuantisedGraph, record: VariantRecord) -> Check:
+def _compared_with_record(bundle: Bundle, graph: QuantisedGraph) -> Check:
     """Compare the graph with the trained network, quantised again; undecided if other versions made other nodes."""
-    stored = onnx.load(graph.variant.path)
+    record, stored = graph.record, onnx.load(graph.path)
     expected = quantised_again(bundle, record, stored)
     # The graph for CPUs is made from the bundle's float32 graph, and the other from PyTorch's model, exported again.
     made_from = tool_versions() | (

@@ -25,7 +25,7 @@ from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.constants import ConstantRecord, array_of, bytes_of_array
 from gmmvit_deploy.graphs.proof import prove_folded, stored_constants
 from gmmvit_deploy.models.folding.fold import FoldedConstant, fold
-from gmmvit_deploy.parity._verdict import Check
+from gmmvit_deploy.parity._verdict import Check, passed_unless
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 
@@ -34,10 +34,7 @@ if TYPE_CHECKING:
 
 
 def check_constants(bundle: Bundle, reference: Reference) -> Check:
-    """Compare the constants in the graph with the manifest, and with the constants folded from the weights.
-
-    reference: the network rebuilt from the bundle's weights.
-    """
+    """reference: the network rebuilt from the bundle's weights."""
     folded, exact = fold(reference.model), fold(reference.exact)
     proto = onnx.load(bundle.onnx_path)
     graph = stored_constants(proto.graph)
@@ -55,13 +52,7 @@ def check_constants(bundle: Bundle, reference: Reference) -> Check:
         summary = f"{count} masks and biases in the graph are those folded from the weights"
     else:
         summary = "the folded model has no masks and biases, so the graph has no constants to compare"
-    return Check(
-        name="constants",
-        verdict="failed" if reasons else "passed",
-        summary=summary,
-        reasons=tuple(reasons),
-        details={"masks": len(folded.masks), "biases": len(folded.biases)},
-    )
+    return passed_unless(reasons, "constants", summary, masks=len(folded.masks), biases=len(folded.biases))
 
 
 def _stored(
@@ -71,10 +62,7 @@ def _stored(
     folded: Sequence[FoldedConstant],
     exact: Sequence[FoldedConstant],
 ) -> tuple[tuple[FoldedConstant, ...], list[str]]:
-    """Return the constants that the graph stores for the layers, and the reasons why they are not right.
-
-    folded, exact: the constants folded from the weights, in float32 and in float64.
-    """
+    """Return the constants that the graph stores for the layers, and why they are not those folded from the weights."""
     left = list(records)
     in_float64 = {(constant.layer, constant.step): array_of(constant.constant) for constant in exact}
     stored, reasons = [], []

@@ -45,7 +45,7 @@ _MAX_TO_DECIDE = 1_000_000
 
 
 class Decisions:
-    """Accumulate predicted classes batch by batch, with the margin and the largest error of each input.
+    """Accumulate predicted classes, with the margin and the largest error of each input.
 
     broken: the number of images whose logits are not finite, which `kept` counts as changed.
     """
@@ -55,27 +55,20 @@ class Decisions:
 
     def __init__(self, labels: Sequence[str]) -> None:
         self._labels = distinct_names(labels)
-        self._margins = [np.zeros(0, np.float32)]
-        self._errors = [np.zeros(0, np.float32)]
-        self._changed = [np.zeros(0, bool)]
-        self._of_flips = [np.zeros(0)]
-        self._noise_of_flips = [np.zeros(0)]
+        self._points = [(np.zeros(0, np.float32), np.zeros(0, np.float32), np.zeros(0, bool))]  # as in `points`
+        self._of_flips = [(np.zeros(0), np.zeros(0))]  # the margins, and the margins that noise of float32 explains
         self._flips: list[dict[str, Any]] = []  # the first, as in the details of the check
         self.broken = 0
 
     def add(self, where: Sequence[str], logits: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> None:
-        """Add a batch.
-
-        where: a text that identifies each input.  logits: (B, C), the finite logits of the runner.
-        trained, exact: (B, C), PyTorch's float32 and float64 logits.
-        """
+        """Add finite logits (B, C) of the runner, and PyTorch's in float32 and float64.  where: names of the inputs."""
         pytorch_class, runner_class = trained.argmax(1), logits.argmax(1)
         rows = np.arange(len(logits))
         runner_up = np.partition(exact, -2, axis=1)[:, -2] if exact.shape[1] > 1 else exact[:, 0]
         flipped = pytorch_class != runner_class
         margins = np.where(flipped, exact[rows, pytorch_class] - exact[rows, runner_class], exact.max(1) - runner_up)
-        self._collect(margins, np.abs(logits - exact).max(1), flipped, margins[flipped])
-        self._noise_of_flips.append(2 * np.abs(trained - exact).max(1)[flipped])
+        self._points.append((margins.astype(np.float32), _largest_errors(logits, exact), flipped))
+        self._of_flips.append((margins[flipped], 2 * np.abs(trained - exact).max(1)[flipped]))
         for row in np.flatnonzero(flipped)[: _MAX_LISTED - len(self._flips)]:
             names = (self._labels[pytorch_class[row]], self._labels[runner_class[row]])
             self._add_flip(where[row], *names, margins[row])
@@ -85,24 +78,16 @@ class Decisions:
         named = {"where": where, "pytorch_class": pytorch_class, "runner_class": runner_class}
         self._flips.append({**named, "margin": float(margin)})
 
-    def _counted(self, allowed: NDArray[Any]) -> dict[str, Any]:
-        """Return the details about flips.  allowed: the largest margin of each flip that noise explains."""
-        within = np.concatenate(self._of_flips) <= allowed
+    def _counted(self, allowed: float | None = None) -> dict[str, Any]:
+        """Return the details about flips.  allowed: the largest margin that noise explains; None for float32's."""
+        margins, of_float32 = map(np.concatenate, zip(*self._of_flips, strict=True))
+        within = margins <= (of_float32 if allowed is None else allowed)
         return {
             "flips_within_noise": int(within.sum()),
             "flips_wrong": int((~within).sum()),
             "flips": [{**flip, "within_noise": bool(noise)} for flip, noise in zip(self._flips, within, strict=False)],
             "flips_not_listed": len(within) - len(self._flips),
         }
-
-    def _collect(
-        self, margins: NDArray[Any], errors: NDArray[Any], changed: NDArray[Any], of_flips: NDArray[Any]
-    ) -> None:
-        """Add the margins, the largest errors and the changed decisions of inputs, and the margins of all flips."""
-        self._margins.append(margins.astype(np.float32))
-        self._errors.append(errors.astype(np.float32))
-        self._changed.append(changed)
-        self._of_flips.append(of_flips)
 
     def kept(self, gate: float, *, blamed: str) -> Check:
         """Judge the share of real images that keep their decision.  blamed: what changes the decisions."""
@@ -113,7 +98,7 @@ class Decisions:
             return skipped_check("decisions", CALIBRATED)
         low, high = share_interval(count - lost, count)
         verdict: Verdict = "passed" if low >= gate else "failed" if high < gate else "undecided"
-        counted = self._counted(np.concatenate(self._noise_of_flips))
+        counted = self._counted()
         summary = (
             f"the same decision on {(count - lost) / count:.2%} ({low:.2%} to {high:.2%}) of {count:,} images, gate "
             f"{gate:.2%}"
@@ -144,16 +129,14 @@ class Decisions:
 
     def points(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return three arrays (N,) over all inputs: the margins, the largest errors, and True for a changed class."""
-        return np.concatenate(self._margins), np.concatenate(self._errors), np.concatenate(self._changed)
+        margins, errors, changed = map(np.concatenate, zip(*self._points, strict=True))
+        return margins, errors, changed
 
     def check(self, limit: Limit) -> Check:
-        """Fail if noise does not explain the margin of a flip, or if no logits could be compared.
-
-        limit: the limit of the numeric check.
-        """
+        """Fail if noise does not explain the margin of a flip.  limit: of the numeric check."""
         margins, errors, changed = self.points()
         threshold = self._limits * limit.largest
-        counted = self._counted(np.array(threshold))
+        counted = self._counted(threshold)
         count, same, wrong = len(changed), int((~changed).sum()), counted["flips_wrong"]
         reasons = [self._reason(flip, threshold) for flip in counted["flips"] if not flip["within_noise"]]
         steady = ~changed & (margins > 0)
@@ -189,7 +172,7 @@ class Decisions:
 
 
 class Crossings(Decisions):
-    """Accumulate the labels of each input of a multi-label network batch by batch."""
+    """Accumulate the labels of each input of a multi-label network."""
 
     _limits = 1
 
@@ -202,8 +185,8 @@ class Crossings(Decisions):
         there = decided(trained, self._label_set)
         crossed = there != decided(logits, self._label_set)
         margins = np.abs(exact - self._thresholds)
-        self._noise_of_flips.append(np.abs(trained - exact)[crossed])
-        self._collect(margins.min(1), np.abs(logits - exact).max(1), crossed.any(1), margins[crossed])
+        self._points.append((margins.min(1).astype(np.float32), _largest_errors(logits, exact), crossed.any(1)))
+        self._of_flips.append((margins[crossed], np.abs(trained - exact)[crossed]))
         for row, label in np.argwhere(crossed)[: _MAX_LISTED - len(self._flips)]:
             names = (self._labels[label], f"not {self._labels[label]}")
             ours, theirs = names if there[row, label] else names[::-1]
@@ -260,6 +243,11 @@ class DecisionsCheck(RunnerCheck):
     def points(self, batch: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return the points of the runner in batches of a size, as in `Decisions.points`."""
         return self._at[batch].points()
+
+
+def _largest_errors(logits: NDArray[Any], exact: NDArray[Any]) -> NDArray[Any]:
+    errors: NDArray[Any] = np.abs(logits - exact).max(1).astype(np.float32)
+    return errors
 
 
 def _images_to_decide(changed: float, gate: float) -> int | None:

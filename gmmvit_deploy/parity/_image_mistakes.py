@@ -66,6 +66,14 @@ def normalisations(spec: ImageSpec) -> Iterator[tuple[str, ImageSpec]]:
             yield f"normalised with {name}", replace(spec, mean=mean, std=std)
 
 
+def normalised_otherwise(pixels: NDArray[Any], spec: ImageSpec) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield (description, tensor) for pixels (B, height, width, channels) in BGR, and normalised by mistake."""
+    if (colours := bgr(spec.channels)) is not None:
+        yield "channels in the order BGR", spec.tensor_from_pixels(pixels[..., colours])
+    for name, other in normalisations(spec):
+        yield name, other.tensor_from_pixels(pixels)
+
+
 def pixel_mistakes(golden: GoldenSet, spec: ImageSpec) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield (description of the mistake, pixels of the golden images with the mistake) for each usual mistake.
 

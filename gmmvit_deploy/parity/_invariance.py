@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.parity._numeric import NumericCheck
 from gmmvit_deploy.parity._runner_check import RunnerCheck
-from gmmvit_deploy.parity._verdict import Check
+from gmmvit_deploy.parity._verdict import Check, passed_unless
 from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtimes.runners.runner import Runner
@@ -45,11 +45,10 @@ def batch_sizes(ranges: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
 
 
 def mixed_up(logits: NDArray[Any], expected: NDArray[Any]) -> list[tuple[int, int]]:
-    """Return (row, other row) for every mixed-up row, whose logits are far nearer to the other row's expected logits.
+    """Return (row, other row) for every row of logits (B, C) that is far nearer to another row of the expected (B, C).
 
-    logits: (B, C) of the runner.  expected: (B, C) of the reference.  "Far nearer" means less than a quarter of the
-    Euclidean distance from the row's own expected logits, so that the rounding of a coarse precision is not mistaken
-    for the logits of another row.
+    "Far nearer" means less than a quarter of the Euclidean distance from the row's own expected logits, so that the
+    rounding of a coarse precision is not mistaken for the logits of another row.
     """
     if logits.shape != expected.shape:
         return []
@@ -101,23 +100,17 @@ class InvarianceCheck(RunnerCheck):
         ]
         worst = max((trial["largest"] for trial in trials), key=lambda value: np.inf if np.isnan(value) else value)
         same = sum(trial["same_bits"] for trial in trials)
-        return Check(
-            name=self.name,
-            verdict="failed" if reasons else "passed",
-            summary=f"batches of {', '.join(map(str, sizes))}: a row's logits change by at most {worst:.2g} "
-            f"(limit {limit.largest:.2g}); bit for bit the same in {same} of {len(trials)} trials",
-            reasons=tuple(reasons),
-            details={"batches": list(sizes), "limit": limit.largest, "trials": trials},
+        summary = (
+            f"batches of {', '.join(map(str, sizes))}: a row's logits change by at most {worst:.2g} "
+            f"(limit {limit.largest:.2g}); bit for bit the same in {same} of {len(trials)} trials"
         )
+        return passed_unless(reasons, self.name, summary, batches=list(sizes), limit=limit.largest, trials=trials)
 
 
 def _ways(
     runner: Runner, inputs: NDArray[Any], rows: NDArray[Any], answers: NDArray[Any], generator: np.random.Generator
 ) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
-    """Yield (name of the trial, its logits, the logits of the same images in the ordinary batch) for each trial.
-
-    rows: the index in ``inputs`` of each image of the ordinary batch.  answers: their logits.
-    """
+    """Yield (name of a trial, its logits, the same images' among ``answers``, the logits of ``inputs[rows]``)."""
     size = len(rows)
     smallest = min(low for low, _ in runner.ranges)
     watched = generator.permutation(size)[:_ROWS_ALONE]

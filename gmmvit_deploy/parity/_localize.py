@@ -18,7 +18,7 @@ from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.parity._runner_check import RunnerCheck
-from gmmvit_deploy.parity._verdict import Check
+from gmmvit_deploy.parity._verdict import Check, passed_unless
 from gmmvit_deploy.parity.measures import ErrorMeasure
 from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtimes.runners.inspection import LOGITS
@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 
 class LocalizeCheck(RunnerCheck):
-    """Names the first block of the runner's graph whose error exceeds the limit.
-
-    The program of an engine or of a server cannot be inspected. In place of such a program, the bundle's graph of the
-    same precision runs in ONNX Runtime, and the summary of the check reports the replacement.
-    """
+    """In place of an engine or a server, which cannot be inspected, the bundle's graph runs in ONNX Runtime."""
 
     name = "localize"
 
@@ -65,32 +61,26 @@ class LocalizeCheck(RunnerCheck):
         blocks = _errors(tensors, values, trained, exact, precision)
         first = next((block for block in blocks if not block["passed"]), None)
         of = f"{why_not}, so {graph.name} ran in ONNX Runtime: " if why_not else ""
+        reasons = []
         if first is not None:
+            name, largest = first["block"], f"{first['largest']:.3g}"
             summary = (
-                f"{of}the first block out of tolerance is {first['block']}: its error is {first['largest']:.3g}, "
-                f"expected at most {first['limit']:.3g}"
+                f"{of}the first block out of tolerance is {name}: its error is {largest}, expected at most "
+                f"{first['limit']:.3g}"
             )
+            reasons.append(f"{name}: its output differs by up to {largest} from PyTorch's float64 output")
         elif blocks[-1]["limit"] is None:
             steepest = max(blocks, key=lambda block: block["growth"])["block"]
             summary = f"{of}{precision} has no tolerance for single blocks; the error grows most at {steepest}"
         else:
             summary = f"{of}all {len(blocks)} blocks are within tolerance"
-        return Check(
-            name=self.name,
-            verdict="failed" if first else "passed",
-            summary=summary,
-            reasons=(
-                f"{first['block']}: its output differs by up to {first['largest']:.3g} from PyTorch's float64 output",
-            )
-            if first
-            else (),
-            details={
-                "graph": graph.name,
-                "first": first["block"] if first else None,
-                "looking_changed_logits_by": float(np.abs(values[LOGITS] - untouched).max()),
-                "blocks": blocks,
-            },
-        )
+        details = {
+            "graph": graph.name,
+            "first": first["block"] if first else None,
+            "looking_changed_logits_by": float(np.abs(values[LOGITS] - untouched).max()),
+            "blocks": blocks,
+        }
+        return passed_unless(reasons, self.name, summary, **details)
 
 
 def last_tensors(proto: ModelProto, names: Iterable[str]) -> dict[str, str]:
@@ -124,10 +114,7 @@ def _outputs(model: Model, names: Iterable[str], tensors: torch.Tensor) -> dict[
 def _as_narrow_as(
     values: Mapping[str, NDArray[Any]], tensors: Mapping[str, str], outputs: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Return the outputs of the blocks without the tokens that the graph's blocks do not compute.
-
-    In a graph of a foreign network, the last block may output only the first tokens, which the head reads.
-    """
+    """Drop tokens that the graph does not compute: of foreign networks, the last block may output those of the head."""
     narrowed = dict(outputs)
     for name, tensor in tensors.items():
         whole, value = outputs[name], values.get(tensor)
@@ -143,9 +130,6 @@ def _errors(
     exact: dict[str, NDArray[Any]],
     precision: Precision,
 ) -> list[dict[str, Any]]:
-    """Return for each block: its name; the largest and the relative error of its output; the relative error divided by
-    that of the block before; the limit of the largest error, if the precision has one; and whether it is right.
-    """
     blocks: list[dict[str, Any]] = []
     before = 0.0
     for name, tensor in tensors.items():

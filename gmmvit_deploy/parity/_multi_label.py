@@ -31,7 +31,7 @@ MEASURES = {"map": "mAP", "f1_macro": "macro F1", "f1_micro": "micro F1"}
 
 
 class MultiLabelAccuracy:
-    """Collect labels and logits of PyTorch and of a runner, batch by batch.  The methods are those of `Accuracy`."""
+    """Collect labels and logits of PyTorch and of a runner.  The methods are those of `Accuracy`."""
 
     def __init__(self, label_set: LabelSet, classes: Classes) -> None:
         """Errors: MissingDependencyError when scikit-learn is not installed."""
@@ -43,10 +43,8 @@ class MultiLabelAccuracy:
         self._unlabelled = 0
 
     def add(self, labels: Sequence[Label], trained: NDArray[Any], logits: NDArray[Any]) -> None:
-        """Add a batch; logits of the runner that are not finite count as −∞.
+        """Add the class indices of images, or None, and logits (B, C); those that are not finite count as −∞.
 
-        labels: the class indices of each image in the data; None for an unlabelled image.
-        trained, logits: (B, C), the logits of PyTorch and of the runner.
         Errors: InputError when an image has a single class instead of a set of labels, or a label that is no class.
         """
         known, true = self._true_sets(labels, trained.shape[1])

@@ -32,7 +32,7 @@ from gmmvit_deploy.bundle.variants import recorded_distances
 from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.parity._quantised import GRAPH, RoundingKept, rounding_problem
 from gmmvit_deploy.parity._runner_check import Answers, RunnerCheck, RunnerUnderTest
-from gmmvit_deploy.parity._verdict import Check
+from gmmvit_deploy.parity._verdict import Check, passed_unless
 from gmmvit_deploy.parity.measures import ErrorMeasure, Errors, distance
 from gmmvit_deploy.parity.report import shown_inputs
 from gmmvit_deploy.parity.suspects import explain
@@ -47,7 +47,6 @@ class SetNumbers:
     """The measured distances of a set of inputs, and their limit.
 
     batch: the number of inputs in the runner's batches.
-    noise: the distance of PyTorch's float32 logits from PyTorch's float64 logits.
     from_exact, limit: the distances of the runner's logits from those that ``reference`` names, and their limit.
     from_trained: the distances of the runner's logits from PyTorch's float32 logits.
     misshapen: expected and actual shape of the runner's logits if they differ; else empty.
@@ -106,10 +105,7 @@ class SetNumbers:
 
 
 class Distances:
-    """Accumulate the distances of a runner's logits on a set of inputs, batch by batch.
-
-    stored: the noise recorded at export, if both of PyTorch's logits are those stored at export; else None.
-    """
+    """stored: the noise recorded at export, if both of PyTorch's logits are those stored at export; else None."""
 
     def __init__(self, inputs: str, *, batch: int, stored: Noise | None = None) -> None:
         self.inputs, self.batch, self._stored = inputs, batch, stored
@@ -127,9 +123,7 @@ class Distances:
         exact: NDArray[Any],
         of_graph: NDArray[Any] | None = None,
     ) -> None:
-        """Add logits (B, C): of the runner, where another shape makes the check fail, of PyTorch in float32 and in
-        float64, and of the quantised graph with every rounding; None for other precisions.
-        """
+        """Add logits (B, C) of the runner (any shape), of PyTorch in float32 and float64, and of a quantised graph."""
         self._noise.add(trained, exact)
         self._lowest, self._highest = np.fmin(self._lowest, exact.min(0)), np.fmax(self._highest, exact.max(0))
         if logits.shape != exact.shape:
@@ -228,13 +222,7 @@ class NumericCheck(RunnerCheck):
                 f"{worst.reference} (99 %: {errors.p99:.2g}, relative L2 {errors.relative_l2:.1g}), "
                 f"limit {worst.limit.largest:.2g}"
             )
-        return Check(
-            name=self.name,
-            verdict="failed" if reasons else "passed",
-            summary=summary,
-            reasons=tuple(reasons),
-            details={"sets": [asdict(numbers) for numbers in sets]},
-        )
+        return passed_unless(reasons, self.name, summary, sets=[asdict(numbers) for numbers in sets])
 
     def _likely_cause(self) -> list[str]:
         """Return the mistake with which PyTorch gives the runner's logits, if there is one."""
@@ -252,14 +240,9 @@ def check_stored(stored: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any
     noise.add(trained, exact)
     largest = distance(stored, trained)
     limit = limit_from_noise(noise.noise()).largest
-    passed = largest <= limit
     reason = (
         f"PyTorch's logits here differ by {largest:.3g} from PyTorch's logits at export; expected at most {limit:.3g}"
     )
-    return Check(
-        name="reference",
-        verdict="passed" if passed else "failed",
-        summary=f"PyTorch's logits here differ by at most {largest:.2g} from its logits at export (limit {limit:.2g})",
-        reasons=() if passed else (reason,),
-        details={"largest": largest, "limit": limit},
-    )
+    summary = f"PyTorch's logits here differ by at most {largest:.2g} from its logits at export (limit {limit:.2g})"
+    reasons = [] if largest <= limit else [reason]  # NaN exceeds it
+    return passed_unless(reasons, "reference", summary, largest=largest, limit=limit)

@@ -62,10 +62,7 @@ class Paired:
         return "passed" if low >= allowed else "failed" if high < allowed else "undecided", allowed
 
     def images_needed(self, allowed: float) -> int | None:
-        """Return how many images would pass if the shares of lost and gained images stayed the same.
-
-        allowed: the lowest difference that passes.  None if no number of images up to 10⁹ would pass.
-        """
+        """Return how many images with the same shares would pass ``allowed``; None if no number up to 10⁹ would."""
         if self.difference <= allowed:
             return None
         lost, gained = self.lost / self.images, self.gained / self.images

@@ -1,6 +1,4 @@
-"""Draw the plots of a parity report as SVG text: error by block, margin against error, accuracy by class, and what
-projections in float32 keep and cost.
-"""
+"""Draw the plots of a parity report as SVG text."""
 
 from __future__ import annotations
 
@@ -24,8 +22,7 @@ def block_plot(blocks: Sequence[Mapping[str, Any]]) -> str:
     limits = [block["limit"] for block in blocks]
     if all(limit is not None for limit in limits):
         axes.plot(names, limits, "--", color=_LIMIT, label="limit")
-    axes.set_yscale("log")
-    axes.set_ylabel("distance from float64")
+    axes.set(yscale="log", ylabel="distance from float64")
     axes.tick_params(axis="x", rotation=60)
     axes.legend(frameon=False)
     shown = "; ".join(f"{block['block']}: {block['largest']:.2g}" for block in blocks)
@@ -33,11 +30,7 @@ def block_plot(blocks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[Any]) -> str:
-    """Plot the largest error of each input against the margin of the decision.
-
-    Above the line error = margin / 2, numeric error may flip the predicted class.
-    margins, errors, flipped: (N,), as in `RunnerReport.points`.
-    """
+    """Plot `RunnerReport.points`.  Above the line error = margin / 2, numeric error may flip the predicted class."""
     figure, axes = figure_and_axes(height=4.2)
     beyond = int((errors > margins / 2).sum())
     margins, errors = np.maximum(margins, 1e-10), np.maximum(errors, 1e-10)  # the axes are logarithmic
@@ -47,10 +40,8 @@ def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[An
         axes.scatter(margins[flipped], errors[flipped], s=40, color=_LIMIT, marker="x", label="flipped")
     low, high = float(margins.min()), float(margins.max())
     axes.plot([low, high], [low / 2, high / 2], "--", color=_LIMIT, label="error = margin / 2")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("margin of the decision (logits)")
-    axes.set_ylabel("largest error of a logit")
+    names = {"xlabel": "margin of the decision (logits)", "ylabel": "largest error of a logit"}
+    axes.set(xscale="log", yscale="log", **names)
     axes.legend(frameon=False)
     return svg(
         figure,
@@ -61,10 +52,7 @@ def margin_plot(margins: NDArray[Any], errors: NDArray[Any], flipped: NDArray[An
 
 
 def class_plot(classes: Sequence[Mapping[str, Any]]) -> str:
-    """Plot the accuracy of PyTorch and of the runner by class.
-
-    If there are more than 40 classes, the plot shows the 40 classes with the largest difference of accuracy.
-    """
+    """Plot the accuracy of PyTorch and of the runner by class, of the 40 classes in which it differs most."""
     chosen = sorted(classes, key=lambda row: -abs(row["pytorch"] - row["runner"]) / row["images"])[:_MANY_CLASSES]
     shown = [row for row in classes if row in chosen]
     figure, axes = figure_and_axes(height=3.4)
@@ -73,8 +61,7 @@ def class_plot(classes: Sequence[Mapping[str, Any]]) -> str:
         shares = [100 * row[key] / row["images"] for row in shown]
         axes.bar(places + shift, shares, 0.4, label=name, **bar_style(number))
     axes.set_xticks(places, [row["class"] for row in shown], rotation=60 if len(shown) > 12 else 0)
-    axes.set_ylabel("correct, %")
-    axes.set_ylim(0, 100)
+    axes.set(ylim=(0, 100), ylabel="correct, %")
     axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
     words = "; ".join(
         f"{row['class']}: PyTorch {row['pytorch'] / row['images']:.0%}, runner {row['runner'] / row['images']:.0%}"
@@ -86,10 +73,9 @@ def class_plot(classes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def mixed_plot(curve: Sequence[Mapping[str, Any]], gate: float | None) -> str:
-    """Plot the decisions kept, with their interval, against the time of int8 graphs with projections in other forms.
+    """Plot the decisions kept against the time of int8 graphs with projections in other forms.
 
-    curve: the rows that `gmmvit convert` recorded, in the order of the number of projections that moved.
-    gate: the share of decisions that had to be kept; None for another gate.
+    curve: the rows that `gmmvit convert` recorded.  gate: the share of decisions to keep; None for another gate.
     """
     figure, axes = figure_and_axes(height=3.6)
     times, kept = [row["time"] for row in curve], [100 * row["kept"] for row in curve]
@@ -103,8 +89,7 @@ def mixed_plot(curve: Sequence[Mapping[str, Any]], gate: float | None) -> str:
     if gate is not None:
         axes.axhline(100 * gate, linestyle="--", color=_LIMIT, label=f"gate {gate:.2%}")
         axes.legend(frameon=False)
-    axes.set_xlabel("time in OpenVINO, float32 = 1")
-    axes.set_ylabel("decisions kept, %")
+    axes.set(xlabel="time in OpenVINO, float32 = 1", ylabel="decisions kept, %")
     words = "; ".join(
         f"{row['dynamic']} dynamic, {row['float32']} in float32: {row['kept']:.2%} at {row['time']:.2f}"
         for row in curve

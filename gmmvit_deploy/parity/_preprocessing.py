@@ -22,85 +22,99 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.golden import GoldenSet, preprocessing_problem
 from gmmvit_deploy.errors import ImageError, NotOfferedError
 from gmmvit_deploy.images.spec import ImageSpec
-from gmmvit_deploy.parity._image_mistakes import bgr, normalisations, pixel_mistakes
+from gmmvit_deploy.parity._image_mistakes import normalised_otherwise, pixel_mistakes
 from gmmvit_deploy.parity._numeric import NumericCheck
 from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity._runner_check import RunnerCheck
-from gmmvit_deploy.parity._verdict import Check, skipped_check
+from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.parity.reference import Sample
 from gmmvit_deploy.runtimes.programs.onnxruntime import normalised_in_graph
-from gmmvit_deploy.runtimes.runners.runner import Runner, Served
+from gmmvit_deploy.runtimes.runners.runner import Served
 from gmmvit_deploy.tolerances import Limit
 
 _MAX_SENT = 16
 _TENSOR_ROUNDING = 4 * 2.0**-23
-"""Largest difference allowed between two tensors, relative to the largest value of the tensor or to 1.
-
-Two programs may round the subtraction of the mean and the division by std differently.
-"""
+"""The maximum difference between two tensors, relative to their largest value or to 1: two programs may round the
+subtraction of the mean and the division by std differently."""
 
 
 class PreprocessingCheck(RunnerCheck):
     name = "preprocessing"
 
     def judge(self) -> Check:
-        return check_preprocessing(
-            self.bundle,
-            self.runner,
-            self.tested.check(NumericCheck).widest_limit,
-            samples=self.run.samples,
-            of_graph=self.graph,
+        """Errors: every error that the server's client raises."""
+        bundle, runner, of_graph = self.bundle, self.runner, self.graph
+        spec = bundle.manifest.image
+        if spec.normalisation is None:
+            return self.not_judged("the bundle has no mean and std, so images cannot be turned into inputs")
+        golden = bundle.golden_set()
+        seen = [f"{len(golden.images)} reference images decode here as at export"]
+        reasons, unknown = [], []
+        if problem := preprocessing_problem(golden, spec):
+            reasons.append(f"here: {problem}")
+        if bundle.manifest.input_kind == "pixels" and runner.graph is not None:
+            seen.append("the graph normalises with the manifest's mean and std")
+            reasons += _graph_problems(runner.graph.path, golden, spec)
+        if runner.server is not None:
+            limit = self.tested.check(NumericCheck).widest_limit
+            samples = self._samples()
+            whose = "PyTorch's" if of_graph is None else "the quantised graph's"
+            try:
+                reasons += self._preprocess_problems(runner.server, golden)
+                likewise = "preprocesses them likewise and "
+            except NotOfferedError as exc:  # a gateway may offer the ensemble only
+                unknown.append(f"the pixels of the server were not compared: {exc}")
+                likewise = ""
+            seen.append(f"the server {likewise}gives {whose} logits for {len(samples)} images of the data")
+            reasons += self._ensemble_problems(runner.server, golden, whose, limit)
+            reasons += _sample_problems(runner.server, samples, whose, limit)
+        return Check(
+            name=self.name,
+            verdict="failed" if reasons else "undecided" if unknown else "passed",
+            summary="; ".join(seen) if not reasons else f"{len(reasons)} differences from the preprocessing at export",
+            reasons=tuple(reasons + unknown),
+            details={"images": len(golden.images)},
         )
 
+    def _samples(self) -> Sequence[Sample]:
+        """Return real images, with the expected logits."""
+        samples = self.run.samples[:_MAX_SENT]
+        if self.graph is None or not samples:
+            return samples
+        pixels = np.stack([sample.pixels for sample in samples])
+        logits = self.graph.logits(self.bundle.inputs_from_pixels(pixels))
+        return [replace(sample, exact=row) for sample, row in zip(samples, logits, strict=True)]
 
-def check_preprocessing(
-    bundle: Bundle,
-    runner: Runner,
-    limit: Limit,
-    *,
-    samples: Sequence[Sample] = (),
-    of_graph: QuantisedGraph | None = None,
-) -> Check:
-    """Check preprocessing in this package, in the runner's graph and on the runner's server.
-
-    limit: the limit for the distance of the runner's logits.  samples: real images to send to the server.
-    of_graph: the runner's quantised graph, whose logits the server must give; None expects PyTorch's logits.
-    Errors: every error that the server's client raises.
-    """
-    spec = bundle.manifest.image
-    if spec.normalisation is None:
-        return skipped_check(
-            PreprocessingCheck.name, "the bundle has no mean and std, so images cannot be turned into inputs"
+    def _preprocess_problems(self, server: Served, golden: GoldenSet) -> list[str]:
+        """Errors: NotOfferedError when a gateway does not offer the preprocessing model."""
+        spec, kind = self.bundle.manifest.image, self.bundle.manifest.input_kind
+        served = server.connection.model(server.preprocess)
+        stated, where = served.preprocessing or {}, f"{server.preprocess} on the server"
+        reasons = [
+            f"{where}: expected {name} {expected} as in the bundle, got {stated.get(name)}"
+            for name, expected in spec.to_json().items()
+            if stated.get(name) != expected
+        ]
+        parts = _encoded(golden, min(served.max_batch, self.runner.max_batch))
+        made = np.concatenate(
+            [server.connection.infer(server.preprocess, "IMAGE", part, output=kind) for part in parts]
         )
-    golden = bundle.golden_set()
-    seen = [f"{len(golden.images)} reference images decode here as at export"]
-    reasons, unknown = [], []
-    if problem := preprocessing_problem(golden, spec):
-        reasons.append(f"here: {problem}")
-    if bundle.manifest.input_kind == "pixels" and runner.graph is not None:
-        seen.append("the graph normalises with the manifest's mean and std")
-        reasons += _graph_problems(runner.graph.path, golden, spec)
-    if runner.server is not None:
-        samples = _with_logits(bundle, samples[:_MAX_SENT], of_graph)
-        whose = "PyTorch's" if of_graph is None else "the quantised graph's"
-        try:
-            reasons += _preprocess_problems(runner.server, bundle, golden, spec, runner.max_batch)
-            likewise = "preprocesses them likewise and "
-        except NotOfferedError as exc:  # a gateway may offer the ensemble only
-            unknown.append(f"the pixels of the server were not compared: {exc}")
-            likewise = ""
-        seen.append(f"the server {likewise}gives {whose} logits for {len(samples)} images of the data")
-        expected = expected_of_golden(bundle, of_graph)
-        reasons += _ensemble_problems(runner.server, golden, expected, whose, limit, runner.max_batch)
-        reasons += _sample_problems(runner.server, samples, whose, limit)
-    return Check(
-        name=PreprocessingCheck.name,
-        verdict="failed" if reasons else "undecided" if unknown else "passed",
-        summary="; ".join(seen) if not reasons else f"{len(reasons)} differences from the preprocessing at export",
-        reasons=tuple(reasons + unknown),
-        details={"images": len(golden.images)},
-    )
+        problems = (
+            _pixel_problem(made, golden, spec) if kind == "pixels" else _tensor_problem(made, golden.image_pixels, spec)
+        )
+        return reasons + [f"{where}: {why}" for why in problems]
+
+    def _ensemble_problems(self, server: Served, golden: GoldenSet, whose: str, limit: Limit) -> list[str]:
+        size = min(server.connection.model(server.ensemble).max_batch, self.runner.max_batch)
+        logits = np.concatenate([server.infer(part) for part in _encoded(golden, size)])
+        largest = distance(logits, expected_of_golden(self.bundle, self.graph))
+        if largest <= 2 * limit.largest:  # twice, because the golden logits are rounded too
+            return []
+        return [
+            f"{server.ensemble} on the server: the logits of encoded reference images differ by {largest:.3g} from "
+            f"{whose}; expected at most {2 * limit.largest:.3g}"
+        ]
 
 
 def _graph_problems(path: Path, golden: GoldenSet, spec: ImageSpec) -> list[str]:
@@ -111,56 +125,10 @@ def _graph_problems(path: Path, golden: GoldenSet, spec: ImageSpec) -> list[str]
     return [f"{path.name}: {why}" for why in _tensor_problem(tensor, pixels, spec)]
 
 
-def _preprocess_problems(
-    server: Served, bundle: Bundle, golden: GoldenSet, spec: ImageSpec, max_batch: int
-) -> list[str]:
-    """Errors: NotOfferedError when a gateway does not offer the preprocessing model."""
-    served = server.connection.model(server.preprocess)
-    expected = spec.to_json()
-    stated = {name: (served.preprocessing or {}).get(name) for name in expected}
-    where = f"{server.preprocess} on the server"
-    reasons = [
-        f"{where}: expected {name} {expected[name]} as in the bundle, got {stated[name]}"
-        for name in expected
-        if stated[name] != expected[name]
-    ]
-    kind = bundle.manifest.input_kind
-    made = np.concatenate(
-        [
-            server.connection.infer(server.preprocess, "IMAGE", part, output=kind)
-            for part in _encoded(golden, min(served.max_batch, max_batch))
-        ]
-    )
-    if kind == "pixels":
-        return reasons + [f"{where}: {why}" for why in _pixel_problem(made, golden, spec)]
-    return reasons + [f"{where}: {why}" for why in _tensor_problem(made, golden.image_pixels, spec)]
-
-
 def expected_of_golden(bundle: Bundle, of_graph: QuantisedGraph | None) -> NDArray[Any]:
     """Return the logits of the golden images: those of the quantised graph, or those that PyTorch gave at export."""
     golden = bundle.golden_set()
     return golden.image_logits if of_graph is None else of_graph.logits(bundle.inputs_from_pixels(golden.image_pixels))
-
-
-def _with_logits(bundle: Bundle, samples: Sequence[Sample], of_graph: QuantisedGraph | None) -> Sequence[Sample]:
-    if of_graph is None or not samples:
-        return samples
-    logits = of_graph.logits(bundle.inputs_from_pixels(np.stack([sample.pixels for sample in samples])))
-    return [replace(sample, exact=row) for sample, row in zip(samples, logits, strict=True)]
-
-
-def _ensemble_problems(
-    server: Served, golden: GoldenSet, expected: NDArray[Any], whose: str, limit: Limit, max_batch: int
-) -> list[str]:
-    size = min(server.connection.model(server.ensemble).max_batch, max_batch)
-    logits = np.concatenate([server.infer(part) for part in _encoded(golden, size)])
-    largest = distance(logits, expected)
-    if largest <= 2 * limit.largest:  # twice, because the golden logits are rounded too
-        return []
-    return [
-        f"{server.ensemble} on the server: the logits of encoded reference images differ by {largest:.3g} from "
-        f"{whose}; expected at most {2 * limit.largest:.3g}"
-    ]
 
 
 def _encoded(golden: GoldenSet, size: int) -> Iterator[NDArray[Any]]:
@@ -205,14 +173,7 @@ def _tensor_problem(tensor: NDArray[Any], pixels: NDArray[Any], spec: ImageSpec)
     if tensor.shape != expected.shape:
         return [f"expected a tensor {expected.shape}, got {tensor.shape}"]
     what = f"the normalised tensor differs by up to {np.abs(tensor - expected).max():.3g}"
-    return [f"{what}{_named(name for name, made in _other_tensors(pixels, spec) if _same_tensor(tensor, made))}"]
-
-
-def _other_tensors(pixels: NDArray[Any], spec: ImageSpec) -> Iterator[tuple[str, NDArray[Any]]]:
-    if (colours := bgr(spec.channels)) is not None:
-        yield "channels in the order BGR", spec.tensor_from_pixels(pixels[..., colours])
-    for name, other in normalisations(spec):
-        yield name, other.tensor_from_pixels(pixels)
+    return [f"{what}{_named(name for name, made in normalised_otherwise(pixels, spec) if _same_tensor(tensor, made))}"]
 
 
 def _same_tensor(tensor: NDArray[Any], expected: NDArray[Any]) -> bool:

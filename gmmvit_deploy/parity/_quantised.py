@@ -24,7 +24,7 @@ from gmmvit_deploy.runtimes.programs.emulated_precision import CountedGraph
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 
 GRAPH = "the quantised graph's logits"
-_LEAST_KEPT = 0.25
+_MIN_KEPT = 0.25
 
 
 class QuantisedGraph:
@@ -32,11 +32,12 @@ class QuantisedGraph:
 
     def __init__(self, bundle: Bundle, precision: Precision, form: Form) -> None:
         """form: of a graph for CPUs.  Errors: as `open_variant`."""
-        self.variant = open_variant(bundle, precision, form)
-        record = self.variant.record
-        self.calibration = record.calibration if record is not None else None
-        self._calibrated_on = frozenset(self.calibration["image_sha256"] if self.calibration else ())
-        self._graph = CountedGraph(onnx.load(self.variant.path), name=self.variant.path.name)
+        variant = open_variant(bundle, precision, form)
+        if variant.record is None:
+            raise ValueError(f"expected a quantised precision, got {precision}")
+        self.path, self.record = variant.path, variant.record
+        self._calibrated_on = frozenset(self.record.calibration["image_sha256"] if self.record.calibration else ())
+        self._graph = CountedGraph(onnx.load(self.path), name=self.path.name)
         self._last: tuple[Any, NDArray[Any]] | None = None
 
     def new(self, inputs: NDArray[Any]) -> NDArray[Any]:
@@ -79,13 +80,10 @@ class RoundingKept:
 
 
 def rounding_problem(share: float | None) -> str:
-    """Return a message if a runner does not have the graph's rounding; empty if it has, or if there is none.
-
-    share: as in `RoundingKept`.
-    """
-    if share is None or share >= _LEAST_KEPT:
+    """Return what is wrong if a runner has too small a share of the graph's rounding (`RoundingKept`), or ""."""
+    if share is None or share >= _MIN_KEPT:
         return ""
     return (
-        f"the logits have {share:.2f} of the quantised graph's rounding, expected at least {_LEAST_KEPT:g}: the runner "
+        f"the logits have {share:.2f} of the quantised graph's rounding, expected at least {_MIN_KEPT:g}: the runner "
         "computes another graph, such as the float32 graph"
     )

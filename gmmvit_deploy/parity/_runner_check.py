@@ -36,9 +36,7 @@ class ParityRun:
     """What the checks of all runners share.
 
     reference: None if this process cannot build the model.  why_no_model: the reason.
-    trained: PyTorch's own accuracy on the data.
-    kept: name → golden and random inputs.
-    samples: real images in the form that a client sends.
+    trained: PyTorch's own accuracy on the data.  kept: name → golden and random inputs.
     """
 
     options: ParityOptions

@@ -11,14 +11,12 @@ bundle      the SHA-256 that the server reports is the SHA-256 of this bundle
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import NotOfferedError
 from gmmvit_deploy.parity._invariance import mixed_up
 from gmmvit_deploy.parity._numeric import EXACT, STORED, NumericCheck
@@ -28,7 +26,7 @@ from gmmvit_deploy.parity._runner_check import RunnerCheck
 from gmmvit_deploy.parity._verdict import Check, Verdict
 from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.progress import Progress
-from gmmvit_deploy.runtimes.runners.runner import Runner, Served
+from gmmvit_deploy.runtimes.runners.runner import Served
 from gmmvit_deploy.tolerances import Limit
 
 _CLIENTS = 16
@@ -43,7 +41,7 @@ class ServedCheck(RunnerCheck):
     name = "served"
 
     def judge(self) -> Check:
-        bundle, runner, server, on_progress = self.bundle, self.runner, self.runner.server, self.tested.on_progress
+        runner, server, on_progress = self.runner, self.runner.server, self.tested.on_progress
         if server is None:
             return self.not_judged(f"{runner.name} runs in this process, without a server")
         limit = self.tested.check(NumericCheck).widest_limit
@@ -54,7 +52,6 @@ class ServedCheck(RunnerCheck):
         judged = _Judged(limit, reference)
         if server.other_bundle:
             judged.reasons.append(f"bundle: {server.other_bundle}")
-        generator = np.random.default_rng(_SEED)
         on_progress(Progress("single requests"))
         for row in range(min(_SINGLES, len(inputs))):
             judged.add("single requests", runner.run(inputs[row : row + 1]), exact[row : row + 1])
@@ -63,43 +60,87 @@ class ServedCheck(RunnerCheck):
             rows = np.resize(np.arange(len(inputs)), size)
             judged.add("client batches", runner.run(inputs[rows]), exact[rows])
         on_progress(Progress("many clients at once"))
-        mixed = _mix(runner, server, inputs, exact, generator, judged)
-        if bundle.manifest.image.normalisation is not None:
+        mixed = self._mixed(server, inputs, exact, judged)
+        if self.bundle.manifest.image.normalisation is not None:
             on_progress(Progress("encoded images"))
-            _images_at_once(bundle, server, expected_of_golden(bundle, self.graph), generator, judged)
-            if bundle.manifest.has_logits:
-                judged.reasons += _label_problems(bundle, server, runner.max_batch)
+            self._images_at_once(server, judged)
+            if self.bundle.manifest.has_logits:
+                judged.reasons += self._label_problems(server)
         verdict: Verdict = "failed" if judged.reasons else "passed" if mixed["joined"] else "undecided"
-        reasons = list(judged.reasons)
-        if verdict == "undecided":
-            reasons.append(_why_undecided(mixed))
+        requests, executions = mixed["requests"], mixed["executions"]
+        if executions is None:
+            words = f"{requests} concurrent requests; the server does not offer the number of executions"
+            why = (
+                f"the server does not offer its statistics, so whether it joined any of the {requests} concurrent "
+                "requests is not known; repeat the check on the server itself, not through its gateway"
+            )
+        else:
+            words = f"{requests} concurrent requests ran as {executions} executions"
+            why = (
+                f"the server ran each of the {requests} concurrent requests alone, so mixing of requests was not "
+                "tested; type gmmvit repository with --max-queue-delay-us, or repeat the check on a busier server"
+            )
         return Check(
             name=self.name,
             verdict=verdict,
-            summary=f"{judged.answers:,} answers, each to its own request; {_executions(mixed)}"
+            summary=f"{judged.answers:,} answers, each to its own request; {words}"
             if not judged.reasons
             else server.other_bundle or f"{len(judged.reasons)} problems with the server's answers",
-            reasons=tuple(reasons),
+            reasons=(why,) if verdict == "undecided" else tuple(judged.reasons),
             details={"answers": judged.answers, "largest": judged.largest, "limit": limit.largest, **mixed},
         )
 
+    def _mixed(self, server: Served, inputs: NDArray[Any], exact: NDArray[Any], judged: _Judged) -> dict[str, Any]:
+        """Send up to `_ROUNDS` rounds of concurrent requests, until the server has joined requests into a batch.
 
-def _executions(mixed: dict[str, Any]) -> str:
-    if mixed["executions"] is None:
-        return f"{mixed['requests']} concurrent requests; the server does not offer the number of executions"
-    return f"{mixed['requests']} concurrent requests ran as {mixed['executions']} executions"
+        ``joined``, requests − executions, is never too high: other clients, such as the probes of a supervisor, can
+        only add executions. Both are None if the server does not offer its statistics, as behind a gateway.
+        """
+        runner, generator = self.runner, np.random.default_rng(_SEED)
+        largest = min(_MAX_IN_A_REQUEST, runner.max_batch)
+        requests = executions = 0
+        for _ in range(_ROUNDS):
+            asked = [
+                np.resize(generator.permutation(len(inputs)), int(size))
+                for size in generator.integers(1, largest + 1, _REQUESTS)
+            ]
+            before = _counts(server)
+            with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
+                answers = list(pool.map(lambda rows: runner.run(inputs[rows]), asked))
+            for rows, logits in zip(asked, answers, strict=True):
+                judged.add("many clients at once", logits, exact[rows], among=exact)
+            after = None if before is None else _counts(server)
+            if before is None or after is None:
+                return {"requests": len(asked), "executions": None, "joined": None}
+            requests += len(asked)
+            executions += min(after - before, len(asked))
+            if executions < requests:
+                break
+        return {"requests": requests, "executions": executions, "joined": requests - executions}
 
+    def _images_at_once(self, server: Served, judged: _Judged) -> None:
+        golden, images = expected_of_golden(self.bundle, self.graph), self.bundle.golden_set().images
+        chosen: list[int] = np.random.default_rng(_SEED).integers(0, len(images), _REQUESTS // 2).tolist()
+        with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
+            answers = list(pool.map(lambda index: server.infer(np.array([[images[index]]], np.object_)), chosen))
+        for index, logits in zip(chosen, answers, strict=True):
+            judged.add("encoded images, many clients at once", logits, golden[index : index + 1], among=golden)
 
-def _why_undecided(mixed: dict[str, Any]) -> str:
-    if mixed["executions"] is None:
-        return (
-            f"the server does not offer its statistics, so whether it joined any of the {mixed['requests']} concurrent "
-            "requests is not known; repeat the check on the server itself, not through its gateway"
-        )
-    return (
-        f"the server ran each of the {mixed['requests']} concurrent requests alone, so mixing of requests was not "
-        "tested; type gmmvit repository with --max-queue-delay-us, or repeat the check on a busier server"
-    )
+    def _label_problems(self, server: Served) -> list[str]:
+        labels = self.bundle.manifest.labels
+        reasons = []
+        if server.connection.model(server.ensemble).label_set != self.bundle.manifest.label_set:
+            reasons.append(
+                "labels: expected the bundle's classes in the bundle's order, its task and thresholds, got others from "
+                f"{server.ensemble} on the server"
+            )
+        golden = self.bundle.golden_set().images[: self.runner.max_batch]
+        images = np.array([[image] for image in golden], dtype=np.object_)
+        for index, label in server.connection.best_classes(server.ensemble, "IMAGE", images):
+            if labels[index] != label:
+                reasons.append(f"labels: expected {labels[index]!r} for class {index}, got {label!r} from the server")
+                break
+        return reasons
 
 
 class _Judged:
@@ -113,11 +154,7 @@ class _Judged:
         self.largest = 0.0
 
     def add(self, kind: str, logits: NDArray[Any], exact: NDArray[Any], among: NDArray[Any] | None = None) -> None:
-        """Judge the logits (B, C) with which the server answered a request.
-
-        kind: the kind of request, for messages.  exact: (B, C), the expected logits.
-        among: the expected logits of all concurrent requests, to detect an answer that belongs to another request.
-        """
+        """Judge the logits (B, C) of a request of a kind.  among: the expected logits of all concurrent requests."""
         self.answers += len(logits)
         largest = distance(logits, exact)
         self.largest = float(np.fmax(self.largest, largest))
@@ -141,79 +178,8 @@ def _whose(logits: NDArray[Any], exact: NDArray[Any], among: NDArray[Any]) -> st
     return ""
 
 
-def _mix(
-    runner: Runner,
-    server: Served,
-    inputs: NDArray[Any],
-    exact: NDArray[Any],
-    generator: np.random.Generator,
-    judged: _Judged,
-) -> dict[str, Any]:
-    """Send up to `_ROUNDS` rounds of concurrent requests, until the server has joined requests into a batch.
-
-    Returns ``requests``, ``executions``, the largest number that can have run the requests, and ``joined``, their
-    difference, which is never too high: other clients, such as the probes of a supervisor, can only add executions.
-    The last two are None if the server does not offer its statistics, as behind a gateway.
-    """
-    largest = min(_MAX_IN_A_REQUEST, runner.max_batch)
-    requests = executions = 0
-    for _ in range(_ROUNDS):
-        asked = [
-            np.resize(generator.permutation(len(inputs)), int(size))
-            for size in generator.integers(1, largest + 1, _REQUESTS)
-        ]
-        before = _counts(server)
-        with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
-            answers = list(pool.map(lambda rows: runner.run(inputs[rows]), asked))
-        for rows, logits in zip(asked, answers, strict=True):
-            judged.add("many clients at once", logits, exact[rows], among=exact)
-        after = None if before is None else _counts(server)
-        if before is None or after is None:
-            return {"requests": len(asked), "executions": None, "joined": None}
-        requests += len(asked)
-        executions += min(after - before, len(asked))
-        if executions < requests:
-            break
-    return {"requests": requests, "executions": executions, "joined": requests - executions}
-
-
 def _counts(server: Served) -> int | None:
-    """Return the network's executions since the server started; None if the server does not offer its statistics."""
     try:
         return server.connection.counts(server.network)[1]
     except NotOfferedError:
         return None
-
-
-def _images_at_once(
-    bundle: Bundle, server: Served, golden: NDArray[Any], generator: np.random.Generator, judged: _Judged
-) -> None:
-    images = bundle.golden_set().images
-    chosen: Sequence[int] = generator.integers(0, len(images), _REQUESTS // 2).tolist()
-
-    def ask(index: int) -> NDArray[Any]:
-        image = np.array([[images[index]]], dtype=np.object_)
-        return server.infer(image)
-
-    with ThreadPoolExecutor(max_workers=_CLIENTS) as pool:
-        answers = list(pool.map(ask, chosen))
-    for index, logits in zip(chosen, answers, strict=True):
-        judged.add("encoded images, many clients at once", logits, golden[index : index + 1], among=golden)
-
-
-def _label_problems(bundle: Bundle, server: Served, max_batch: int) -> list[str]:
-    labels = bundle.manifest.labels
-    reasons = []
-    if server.connection.model(server.ensemble).label_set != bundle.manifest.label_set:
-        reasons.append(
-            f"labels: expected the bundle's classes in the bundle's order, its task and thresholds, got others from "
-            f"{server.ensemble} on the server"
-        )
-    golden = bundle.golden_set()
-    size = min(max_batch, len(golden.images))
-    images = np.array([[image] for image in golden.images[:size]], dtype=np.object_)
-    for index, label in server.connection.best_classes(server.ensemble, "IMAGE", images):
-        if labels[index] != label:
-            reasons.append(f"labels: expected {labels[index]!r} for class {index}, got {label!r} from the server")
-            break
-    return reasons

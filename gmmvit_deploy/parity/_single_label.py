@@ -27,10 +27,10 @@ _TOP = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classes:
-    """The map from the class indices of the data to the indices of the bundle's logits.
+    """How the data's classes match the bundle's.
 
-    to_logit: the index of the logit for each class of the data; None if the data has the bundle's classes in the same
-    order, or names no classes.  note: a sentence about how the classes were matched; empty if the classes are the same.
+    to_logit: the index of the logit for each class of the data; None if it is that of the class.
+    note: a sentence about how the classes were matched; empty if they are the same.
     """
 
     to_logit: tuple[int, ...] | None
@@ -83,10 +83,8 @@ class Accuracy:
         self._unlabelled = 0
 
     def add(self, labels: Sequence[Label], trained: NDArray[Any], logits: NDArray[Any]) -> None:
-        """Add a batch; logits of the runner that are not finite count as −∞.
+        """Add the data's class index of images, or None, and logits (B, C); those that are not finite count as −∞.
 
-        labels: the data's class index of each image; None for an unlabelled image, which only counts as unlabelled.
-        trained: (B, C), the logits of PyTorch.  logits: (B, C), the logits of the runner.
         Errors: InputError when a label lies outside the model's classes, or when an image has a set of labels.
         """
         known, true = self._true(labels)
@@ -176,10 +174,7 @@ class Accuracy:
 
 
 def _right(logits: NDArray[Any], true: NDArray[Any], top: int) -> NDArray[Any]:
-    """Return for each row (B,) 1 if the true class has one of the ``top`` largest logits, else 0.
-
-    Of two equal logits, the logit with the lower class index counts as larger.
-    """
+    """Return 1 for rows whose true class has one of the ``top`` largest logits; of equal ones, the first is larger."""
     own = logits[np.arange(len(true)), true][:, None]
     classes = np.arange(logits.shape[1])
     before = (logits > own) | ((logits == own) & (classes < true[:, None]))

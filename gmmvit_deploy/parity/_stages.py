@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.parity._quantised import RoundingKept, rounding_problem
 from gmmvit_deploy.parity._runner_check import CALIBRATED, Answers, RunnerCheck, RunnerUnderTest
-from gmmvit_deploy.parity._verdict import Check, worst_of
+from gmmvit_deploy.parity._verdict import Check, passed_unless, worst_of
 from gmmvit_deploy.parity.measures import ErrorMeasure
 from gmmvit_deploy.tolerances import roundoff_ratio
 
@@ -50,10 +50,7 @@ class _Stage:
 
 
 class Stages:
-    """Accumulate the stages of a runner, batch by batch.
-
-    label_set: None for features, which decide nothing.  over_images: as in `tolerances.signal_to_noise_db`.
-    """
+    """label_set: None for features, which decide nothing.  over_images: as in `tolerances.signal_to_noise_db`."""
 
     def __init__(self, label_set: LabelSet | None, *, over_images: bool) -> None:
         self._label_set, self._over_images = label_set, over_images
@@ -124,25 +121,14 @@ class Stages:
             reasons.append(f"{self.blamed}: {db:.1f} dB, expected at least {snr_db:g} dB")
         if least_cosine is not None and not cosine >= least_cosine:
             reasons.append(f"{self.blamed}: least cosine {cosine:.4f} of the {of}, expected at least {least_cosine:g}")
-        return Check(
-            name="stages",
-            verdict="failed" if reasons else "passed",
-            summary="; ".join(
-                [
-                    f"{db:.1f} dB{_gate(snr_db)}, least cosine {cosine:.4f}{_gate(least_cosine)} of the {of}, on "
-                    f"{self._images:,} images",
-                    *words,
-                ]
-            ),
-            reasons=tuple(reasons),
-            details={
-                "images": self._images,
-                "db": db,
-                "least_cosine": cosine,
-                "cosine_of": of,
-                "rounding_kept": self._kept.share,
-                "stages": stages,
-            },
+        whole = f"{db:.1f} dB{_gate(snr_db)}, least cosine {cosine:.4f}{_gate(least_cosine)} of the {of}"
+        details = {"images": self._images, "db": db, "least_cosine": cosine, "cosine_of": of, "stages": stages}
+        return passed_unless(
+            reasons,
+            "stages",
+            "; ".join([f"{whole}, on {self._images:,} images", *words]),
+            rounding_kept=self._kept.share,
+            **details,
         )
 
     def _problems(self) -> list[tuple[str, str]]:

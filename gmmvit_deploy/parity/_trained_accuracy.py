@@ -39,9 +39,8 @@ from gmmvit_deploy.wrong_labels import LEVEL
 _SAMPLE = 256
 _TRIED_FIRST = 16
 _SHARE_CORRECTED = 0.25
-"""A preprocessing is tried on the whole sample only if it corrects this share of the wrong images tried first.
-
-From 80 % to 88 %, it corrects 40 % of the wrong images."""
+"""A preprocessing is tried on the whole sample only if it corrects this share of the wrong images tried first; from
+80 % to 88 %, it corrects 40 %."""
 _MAX_TRIED = 3
 _AS_GOOD = 0.02
 """A preprocessing is named beside the best if its accuracy is lower by at most this share of the sample."""
@@ -72,9 +71,8 @@ def other_preprocessings(image: ImageSpec) -> Iterator[_Preprocessing]:
 
 
 class TrainedAccuracy:
-    """Count the images that PyTorch classifies correctly, batch by batch.
+    """Count the images that PyTorch classifies correctly.
 
-    expected: the accuracy that the user expects, or None.
     right_of: returns for each image whether logits (B, C) are right, or None for an unlabelled image; None without data
     or without PyTorch's logits.
     """
@@ -90,10 +88,7 @@ class TrainedAccuracy:
             self._right += self._right_of(labels, trained)
 
     def try_others(self, reference: Reference, stream: ImageStream, on_progress: OnProgress = ignore) -> None:
-        """Try other preprocessings, if the labelled images are enough to show that one is better.
-
-        stream: the images of all batches that were added, in this order.
-        """
+        """Try other preprocessings.  stream: the images of all batches that were added, in this order."""
         known = [place for place, right in enumerate(self._right) if right is not None]
         if self._right_of is None or not known or (self._expected is not None and not self._below()):
             return

@@ -10,7 +10,7 @@ skipped    the check did not run, because it was not requested, did not apply, o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -56,7 +56,7 @@ def worst_of(checks: Mapping[int, Check], value: Callable[[Mapping[str, Any]], f
     if not check.details:
         return check
     sizes = " and ".join(map(str, checks))
-    same = len({one.summary for one in checks.values()}) == 1
+    same = len({each.summary for each in checks.values()}) == 1
     return replace(
         check,
         summary=f"{check.summary}; {f'at batch {sizes}' if same else f'at batch {worst}, the worst of {sizes}'}",
@@ -64,10 +64,16 @@ def worst_of(checks: Mapping[int, Check], value: Callable[[Mapping[str, Any]], f
             **check.details,
             "batch": worst,
             "batches": [
-                {"batch": size, "verdict": one.verdict, "summary": one.summary} for size, one in checks.items()
+                {"batch": size, "verdict": each.verdict, "summary": each.summary} for size, each in checks.items()
             ],
         },
     )
+
+
+def passed_unless(reasons: Sequence[str], name: str, summary: str, **details: Any) -> Check:
+    """Return a check that failed if there are reasons, else passed."""
+    verdict: Verdict = "failed" if reasons else "passed"
+    return Check(name=name, verdict=verdict, summary=summary, reasons=tuple(reasons), details=details)
 
 
 def skipped_check(name: str, why: str) -> Check:

@@ -2,31 +2,22 @@
 
 A runner is a runtime, an engine or a server that computes the logits.
 
-    constants         the masks and biases in the graph are those of the manifest, and those computed from the
-                      bundle's weights
-    reference         PyTorch's logits on this machine equal PyTorch's logits at export, within a tolerance
-    numeric           the runner's logits are near PyTorch's float64 logits; the limit is derived from the error of
-                      PyTorch's float32 logits
-    decisions         on the data, the runner predicts PyTorch's class, or a class whose logit is so close in PyTorch
-                      that numeric error can swap the two; for int8 and fp8, enough images of the data keep their class
-    accuracy          the runner's top-1 on labelled images reaches the gate, a share of PyTorch's top-1; the check
-                      compares the confidence interval of the difference with the lowest difference allowed.
-                      PyTorch's top-1 reaches the expected accuracy, if one is given, and no other preprocessing gives
-                      a clearly higher one. Images that calibrated the runner's graph are left out
-    stages            what quantisation, the runtime and this project's kernels each change in the logits and in the
-                      decisions; the dB and the least cosine reach the gates, if the user typed any
+    constants         the masks and biases in the graph are those of the manifest and of the bundle's weights
+    reference         PyTorch's logits on this machine are those at export
+    numeric           the runner's logits are near PyTorch's float64 logits
+    decisions         on the data, the runner predicts PyTorch's class, or enough images keep their class
+    accuracy          the runner's accuracy on labelled images reaches a share of PyTorch's (`_accuracy`), and PyTorch's
+                      is what the user expects (`_trained_accuracy`)
+    stages            what quantisation, the runtime and this project's kernels each change
     batch invariance  the logits of an image do not depend on the other images of the batch
-    calibration       a quantised graph is the trained network, quantised as its record says; it loses on the data no
-                      more than on images of its calibration
+    calibration       a quantised graph is the trained network, quantised as its record says
     preprocessing     this package, the graph and the server turn the same images into the same tensors
     served            a server answers every request with the logits of the images in this request
-    choice            the runner that ``gmmvit optimize`` chose on this kind of machine passes its checks and the gate
-                      with the versions that are installed now (`parity.choice`, added by ``gmmvit parity``)
-    localize          the error of each block is within the tolerance; otherwise the check names the first block with a
-                      larger error
+    choice            the runner that ``gmmvit optimize`` chose still holds (`parity.choice`)
+    localize          the error of each block is within the tolerance
 
-The checks ``constants``, ``reference`` and ``choice`` examine the bundle; the others examine a runner. A check that
-does not apply is skipped, with the reason.
+The checks ``constants``, ``reference`` and ``choice`` examine the bundle; the others examine a runner. The module of a
+check defines it. A check that does not apply is skipped, with the reason.
 
 In the pass, PyTorch computes the logits of every input once, and each runner twice: one by one, and in batches. The
 checks ``numeric``, ``decisions``, ``accuracy`` and ``stages`` judge both, and the worst counts. The pass keeps
@@ -86,15 +77,12 @@ def check_parity(
     skipped: Sequence[str] = (),
     on_progress: OnProgress = ignore,
 ) -> ParityReport:
-    """Run every check on every runner.
+    """Run every check on every runner.  A runner that differs raises no error: the report's verdict is ``failed``.
 
-    If this process cannot build the model, the checks compare with the logits stored at export.
     runners: opened from this bundle, or from a copy of it with other variants.
     skipped: runners that were left out, each with the reason, for the report.
-    A difference between a runner and PyTorch that exceeds a limit raises no error: the report's verdict is ``failed``.
-    Errors: InputError when the data does not fit the bundle.
-    ImageError on a broken image, unless ``on_broken`` is ``skip``.
-    Every error that a runner raises.
+    Errors: InputError when the data does not fit the bundle; ImageError on a broken image, unless ``on_broken`` is
+    ``skip``; every error that a runner raises.
     """
     if not runners:
         raise InputError("expected at least one runner, got an empty list")
@@ -140,7 +128,6 @@ def _checked(
         run.samples = samples_of(bundle, reference, stream)
         if options.other_preprocessings:
             trained.try_others(reference, stream, on_progress)
-    reports = [_report(tested) for tested in tests]
     of_bundle = (
         tuple(skipped_check(name, run.needs_model) for name in ("constants", "reference"))
         if reference is None
@@ -154,7 +141,7 @@ def _checked(
         versions=tool_versions(),
         data=None if stream is None else stream.described(),
         checks=of_bundle,
-        runners=tuple(reports),
+        runners=tuple(map(_report, tests)),
         skipped=tuple(skipped),
     )
 

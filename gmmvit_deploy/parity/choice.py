@@ -26,7 +26,6 @@ def with_choice(bundle: Bundle, report: ParityReport) -> ParityReport:
 
 
 def _checked(bundle: Bundle, parity: ParityReport) -> Check | None:
-    """Compare versions with those of the choice, and judge the chosen runner by its other checks and by the gate."""
     choice, _ = choice_of_this_machine(bundle)
     if choice is None or choice.gate is None or choice.images is None or not choice.passed:
         return None
@@ -53,12 +52,12 @@ def _checked(bundle: Bundle, parity: ParityReport) -> Check | None:
     broken = failed_checks(report) if report else []
     open_questions = list(chosen.notes) if runner != best.runner else []
     if now is not None and judgement.why_not and not broken:
-        (broken if now < gate.least else open_questions).append(judgement.why_not)
+        (broken if now < gate.min_share else open_questions).append(judgement.why_not)
     if changed and report is None:
         open_questions.append(f"add {runner} to --runner to judge it with what is installed now")
     elif changed and now is None:
         same = f"--data {images.source} --limit {images.count + images.copies}"
-        open_questions.append(f"type {same}, the images of the choice, to hold it to the gate {gate.least:g} again")
+        open_questions.append(f"type {same}, the images of the choice, to hold it to the gate {gate.min_share:g} again")
     verdict: Verdict = "failed" if broken else "undecided" if open_questions else "passed"
     if broken:
         broken.append(f"type gmmvit optimize {bundle.path} to choose again")

@@ -28,11 +28,7 @@ _NAMED_BROKEN = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """A batch of inputs.
-
-    inputs: (B, …) in the form of the graph's input.  where: a text that identifies each input.
-    labels: index of the true class of each input, or the indices of its classes; None for an input without a label.
-    """
+    """inputs: (B, …) in the form of the graph's input.  where: a text that identifies each input."""
 
     inputs: NDArray[Any]
     where: tuple[str, ...]

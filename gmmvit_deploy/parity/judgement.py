@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gmmvit_deploy.bundle.choices import Measured
 from gmmvit_deploy.bundle.gates import Gate, kept_beside
-from gmmvit_deploy.intervals import share_interval
+from gmmvit_deploy.intervals import Measured, share_interval
 from gmmvit_deploy.parity._accuracy import accuracy_of, lower_ratio
 from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.report import RunnerReport
@@ -45,12 +44,12 @@ def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
     """
     numbers = decisions = _decisions(report)
     judging = report.check("decisions")
-    below = [_below(decisions, gate.kind, gate.least)]
+    below = [_below(decisions, gate.kind, gate.min_share)]
     if gate.accuracy is not None:
         numbers, judging = replace(_accuracy(report), kept=decisions.judged), report.check("accuracy")
         below = [
             str(judging.details.get("wrong_labels", "")),
-            _below(numbers, gate.kind, gate.least),
+            _below(numbers, gate.kind, gate.min_share),
             _below(decisions, "kept decisions", kept_beside(gate.accuracy)),
         ]
     if report.precision == "fp32":

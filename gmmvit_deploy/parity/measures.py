@@ -26,7 +26,7 @@ _BINS_A_DECADE = 100  # the 99th percentile is rounded up by at most 2.3 %
 class Errors:
     """Distances as defined at the head of this module; NaN if no row is finite.
 
-    rows: the number of rows.  broken: the number of rows with a value that is not finite; the distances omit such rows.
+    broken: the number of rows with a value that is not finite, which the distances omit.
     """
 
     rows: int

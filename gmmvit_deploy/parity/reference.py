@@ -88,8 +88,8 @@ def known_batch(reference: Reference, batch: Batch) -> Known:
 class Sample:
     """A real image in the form that a client sends.
 
-    where: a text that identifies the image.  encoded: returns the image file, such as a JPEG.
-    pixels: uint8 (height, width, channels), decoded by this package.  exact: (C,), the expected logits for them.
+    encoded: returns the image file, such as a JPEG.  pixels: uint8 (height, width, channels), decoded by this package.
+    exact: (C,), the expected logits for them.
     """
 
     where: str

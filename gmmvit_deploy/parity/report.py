@@ -36,10 +36,8 @@ def shown_inputs(name: str) -> str:
 class RunnerReport:
     """The results of the checks of a runner.
 
-    form: of an int8 graph for CPUs.  batches: the sizes of the batches in which it computed all inputs.
-    provenance: what ran: hashes, versions and settings, by name.
-    points: for the plot, three arrays (N,) over all inputs: the margins of the predicted classes, the largest errors of
-    a logit, and True for each flipped class.
+    batches: the sizes of the batches in which it computed all inputs.  provenance: hashes, versions and settings.
+    points: three arrays (N,): the margins of the predicted classes, the largest errors of a logit, and True for a flip.
     """
 
     runner: str

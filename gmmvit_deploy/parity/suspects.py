@@ -23,7 +23,7 @@ from gmmvit_deploy.models.layers.embeddings import flatten_channel_first
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.patches import ShiftedViews
 from gmmvit_deploy.models.scores.attention import attention_scores
-from gmmvit_deploy.parity._image_mistakes import bgr, normalisations
+from gmmvit_deploy.parity._image_mistakes import bgr, normalised_otherwise
 from gmmvit_deploy.parity.reference import Reference
 
 _EXPLAINED = 0.1
@@ -40,9 +40,8 @@ def explain(
     *,
     mistakes: Iterable[tuple[str, NDArray[Any]]] | None = None,
 ) -> str:
-    """Return the name of the mistake that explains ``logits``, or an empty string if no mistake does.
+    """Return the name of the mistake that explains a runner's logits (B, C) for inputs of the graph (B, …), or "".
 
-    inputs: (B, …) in the form of the graph's input.  logits: (B, C), the runner's logits.
     limit: the largest absolute difference allowed for a correct runner.
     mistakes: the output of `suspects` for these inputs, if already computed; None calls `suspects`.
     """
@@ -100,18 +99,14 @@ def suspects(bundle: Bundle, reference: Reference, inputs: NDArray[Any]) -> Iter
 
 
 def _other_inputs(bundle: Bundle, inputs: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
-    image = bundle.manifest.image
-    colours = bgr(image.channels)
-    if bundle.manifest.input_kind == "tensor":
-        if colours is not None:
-            yield "channels in the order BGR", np.ascontiguousarray(inputs[:, colours])
-        yield "rows and columns of the image exchanged", np.ascontiguousarray(inputs.swapaxes(2, 3))
-    else:
-        if colours is not None:
-            yield "channels in the order BGR", image.tensor_from_pixels(inputs[..., colours])
-        yield "rows and columns of the image exchanged", image.tensor_from_pixels(inputs.swapaxes(1, 2))
-        for name, other in normalisations(image):
-            yield name, other.tensor_from_pixels(inputs)
+    image, exchanged = bundle.manifest.image, "rows and columns of the image exchanged"
+    if bundle.manifest.input_kind == "pixels":
+        yield from normalised_otherwise(inputs, image)
+        yield exchanged, image.tensor_from_pixels(inputs.swapaxes(1, 2))
+        return
+    if (colours := bgr(image.channels)) is not None:
+        yield "channels in the order BGR", np.ascontiguousarray(inputs[:, colours])
+    yield exchanged, np.ascontiguousarray(inputs.swapaxes(2, 3))
 
 
 _TRIED_FIRST: tuple[Role, ...] = ("mask", "scale", "score_bias", "mixing", "norm")

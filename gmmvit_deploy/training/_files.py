@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,56 +26,34 @@ from gmmvit_deploy.checkpoints.reading import IMAGES_METADATA_KEY, MODEL_METADAT
 from gmmvit_deploy.errors import CheckpointError, InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import new_file
-from gmmvit_deploy.images.spec import ImageSpec
-from gmmvit_deploy.models.specs import ModelSpec, spec_to_json
 from gmmvit_deploy.training.trainer import Epoch, Step, Trainer
 
 CHECKPOINT, LOG, EVENTS = "checkpoint.pth", "log.jsonl", "tensorboard"
 _TRAINING = "gmmvit_training"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What a resumed run must have in common with the run before.  images, processes: their numbers."""
+def save(folder: Path, trainer: Trainer, settings: Mapping[str, Any], *, log_bytes: int) -> None:
+    """Write ``checkpoint.pth``.  Errors: OutputError.
 
-    spec: ModelSpec
-    image: ImageSpec
-    labels: tuple[str, ...]
-    recipe: Mapping[str, Any]
-    seed: int
-    images: int
-    processes: int
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "network": spec_to_json(self.spec),
-            "preprocessing": self.image.to_json(),
-            "labels": [*self.labels],
-            **self.recipe,
-            "seed": self.seed,
-            "training images": self.images,
-            "processes": self.processes,
-        }
-
-
-def save(folder: Path, trainer: Trainer, settings: Settings, *, log_bytes: int) -> None:
-    """Write ``checkpoint.pth``.  log_bytes: the length of the log so far.  Errors: OutputError."""
+    settings: what a resumed run must have in common with this one, as JSON values; ``network``, ``preprocessing`` and
+    ``labels`` among them.  log_bytes: the length of the log so far.
+    """
     averaged = {} if trainer.average is None else {"state_dict_ema": trainer.average.module.state_dict()}
     content = {
         "model_state_dict": trainer.network.state_dict(),
         **averaged,
         "epoch": trainer.step // trainer.steps_of_epoch,
-        MODEL_METADATA_KEY: json.dumps(spec_to_json(settings.spec)),
-        IMAGES_METADATA_KEY: json.dumps({"image": settings.image.to_json(), "labels": [*settings.labels]}),
+        MODEL_METADATA_KEY: json.dumps(settings["network"]),
+        IMAGES_METADATA_KEY: json.dumps({"image": settings["preprocessing"], "labels": settings["labels"]}),
         WEIGHTS_METADATA_KEY: "averaged" if averaged else "trained",
-        _TRAINING: json.dumps({"settings": settings.to_json(), "log_bytes": log_bytes}),
+        _TRAINING: json.dumps({"settings": settings, "log_bytes": log_bytes}),
         "trainer": trainer.state(),
     }
     with new_file(folder / CHECKPOINT, force=True) as file:
         torch.save(content, file)
 
 
-def load(folder: Path, trainer: Trainer, settings: Settings) -> int:
+def load(folder: Path, trainer: Trainer, settings: Mapping[str, Any]) -> int:
     """Restore the trainer from ``checkpoint.pth``, and return the length of the log at that moment.
 
     Errors: CheckpointError when `save` did not write the file; InputError when it is absent, or its run had other
@@ -89,7 +67,7 @@ def load(folder: Path, trainer: Trainer, settings: Settings) -> int:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         recorded = json.loads(content[_TRAINING])
-        _require_equal(path, recorded["settings"], json.loads(json.dumps(settings.to_json())))
+        _require_equal(path, recorded["settings"], json.loads(json.dumps(settings)))
         trainer.network.load_state_dict(content["model_state_dict"])
         if trainer.average is not None:
             trainer.average.module.load_state_dict(content["state_dict_ema"])
@@ -136,7 +114,7 @@ class Log:
         self._file.seek(size)
         self._events = writer(str(folder / EVENTS), purge_step=step + 1)
 
-    def write(self, record: Step | Epoch) -> None:
+    def write(self, record: Step) -> None:
         values = asdict(record)
         self._file.write(json.dumps(values).encode() + b"\n")
         self._file.flush()

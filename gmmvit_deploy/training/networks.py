@@ -22,8 +22,7 @@ _KERNELS = 5
 
 
 def spec_of_preset(preset: str, *, classes: int, image_size: int, channels: int, mask: MaskKind) -> ModelSpec:
-    """Return the spec of a preset.  A Gaussian mixture has 5 Gaussians for each head and a stored base, as in the
-    released code.
+    """A Gaussian mixture has 5 Gaussians for each head and a stored base, as in the released code.
 
     Errors: SpecError when the preset is unknown, or does not take the images or the mask.
     """
@@ -35,7 +34,7 @@ def spec_of_preset(preset: str, *, classes: int, image_size: int, channels: int,
 def spec_of_timm(
     name: str, arguments: Mapping[str, Any], *, classes: int, image_size: int, channels: int, mask: MaskKind
 ) -> TimmSpec:
-    """Return the spec of an architecture of timm.  A Gaussian mixture has 5 Gaussians for each head in the closed form.
+    """A Gaussian mixture has 5 Gaussians for each head in the closed form.
 
     arguments: of ``timm.create_model``, beside the image size, the channels and the classes.
     Errors: InputError when ``name`` is no name of timm; SpecError when timm cannot build it for these images;

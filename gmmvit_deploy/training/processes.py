@@ -31,13 +31,11 @@ class Processes:
         return self.rank == 0
 
     def total(self, values: Tensor) -> Tensor:
-        """Return the sum of ``values`` over all processes."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def wait(self) -> None:
-        """Wait until all processes are here."""
         if self.size > 1:
             dist.barrier()
 

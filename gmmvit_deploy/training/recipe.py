@@ -30,7 +30,8 @@ _POLICY_OF: dict[str, Policy] = {
     "digits": "svhn",
 }
 _DIGITS = ("svhn", "mnist", "digits")  # a mirrored digit is another sign
-_SIDES = {"cifar10": 32, "cifar100": 32, "svhn": 32, "tiny-imagenet": 64, "mnist": 32, "digits": 32}
+SIDES = {"cifar10": 32, "cifar100": 32, "svhn": 32, "tiny-imagenet": 64, "mnist": 32, "digits": 32}
+"""Kind of data → the usual side of its images in pixels; the other kinds have images of any size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +118,3 @@ def recipe_from(name: str, kind: str, **changes: Any) -> Recipe:
     if recipe.policy != "none":
         recipe = replace(recipe, policy=_POLICY_OF.get(kind, "imagenet"), flip=kind not in _DIGITS)
     return replace(recipe, **{field: value for field, value in changes.items() if value is not None})
-
-
-def image_size_of(kind: str) -> int | None:
-    """Return the usual image side of a kind of data in pixels; None for images of any size."""
-    return _SIDES.get(kind)

@@ -18,14 +18,14 @@ from gmmvit_deploy.images.data.open import held_out_of, kind_of_data, open_data
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.resize_rules import ResizeRule
 from gmmvit_deploy.images.spec import ImageSpec
-from gmmvit_deploy.models.specs import MaskKind, ModelSpec
+from gmmvit_deploy.models.specs import MaskKind, ModelSpec, spec_to_json
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.training._batches import seed_everything
-from gmmvit_deploy.training._files import CHECKPOINT, LOG, Log, Settings, load, save
+from gmmvit_deploy.training._files import CHECKPOINT, LOG, Log, load, save
 from gmmvit_deploy.training.images import TrainingData, labels_of, mean_and_std
 from gmmvit_deploy.training.networks import network_for_training, spec_of_preset, spec_of_timm
 from gmmvit_deploy.training.processes import Device, Processes, processes
-from gmmvit_deploy.training.recipe import Recipe, image_size_of
+from gmmvit_deploy.training.recipe import SIDES, Recipe
 from gmmvit_deploy.training.trainer import Epoch, Trainer
 
 
@@ -119,15 +119,15 @@ def train(
                 warnings.simplefilter("ignore")
             network = network_for_training(spec, drop_path=options.recipe.drop_path)
         trainer = Trainer(network, data, options.recipe, seed=options.seed, processes=those, workers=options.workers)
-        settings = Settings(
-            spec=spec,
-            image=data.image,
-            labels=data.labels,
-            recipe=options.recipe.to_json(),
-            seed=options.seed,
-            images=len(data.train),
-            processes=those.size,
-        )
+        settings = {
+            "network": spec_to_json(spec),
+            "preprocessing": data.image.to_json(),
+            "labels": [*data.labels],
+            **options.recipe.to_json(),
+            "seed": options.seed,
+            "training images": len(data.train),
+            "processes": those.size,
+        }
         log_bytes = load(out, trainer, settings) if resume else 0
         if those.first and not resume:
             with new_folder(out, force=force) as folder:
@@ -154,7 +154,7 @@ def train(
 def _run(
     out: Path,
     trainer: Trainer,
-    settings: Settings,
+    settings: Mapping[str, Any],
     log_bytes: int,
     options: TrainOptions,
     those: Processes,
@@ -183,7 +183,7 @@ def _data(options: TrainOptions) -> TrainingData:
     test_name = options.test or held_out_of(options.data)
     test: Images | None = None if test_name is None else open_data(test_name)
     labels = labels_of(train_images, test)
-    size = options.image_size or image_size_of(kind)
+    size = options.image_size or SIDES.get(kind)
     if size is None:
         raise InputError(
             f"--data {options.data}: the images can have any size, so the size for the network is not known",

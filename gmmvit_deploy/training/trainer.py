@@ -40,16 +40,12 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Epoch:
-    """A finished epoch, counted from 1.  loss: the mean over its steps.
+class Epoch(Step):
+    """A finished epoch.  loss: the mean over its steps.
 
     accuracy: the share of correctly classified test images, with the weights to export; None without test images.
     """
 
-    step: int
-    epoch: int
-    loss: float
-    rate: float
     accuracy: float | None
 
 
@@ -121,7 +117,7 @@ class Trainer:
         module: nn.Module = self.network if self.average is None else self.average.module
         return module
 
-    def run(self) -> Iterator[Step | Epoch]:
+    def run(self) -> Iterator[Step]:
         """Train to the end, and yield every finished step and epoch.  `state` between two of them resumes the run.
 
         Errors: ImageError when an image cannot be decoded; GmmvitError when the loss is not finite.

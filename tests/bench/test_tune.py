@@ -13,11 +13,9 @@ from gmmvit_deploy.bench import served_load
 from gmmvit_deploy.bench import tune as tuning
 from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, tune
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.errors import InputError, OutputError, ServerError
-from gmmvit_deploy.export.golden import fresh_inputs
+from gmmvit_deploy.errors import InputError, OutputError
 from gmmvit_deploy.inference.int8_products import int8_saturates
-from gmmvit_deploy.inference.precision import Precision
-from gmmvit_deploy.inference.runner_name import Form, RunnerName
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
@@ -45,7 +43,6 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
     names = ["onnxruntime", "openvino+kernels" if ours else "openvino"]
     options = TuneOptions(bound_ms=2000, runners=tuple(map(RunnerName.parse, names)))
     tuned = tune(bundle, out, options)
-    assert tuned.best is not None
     assert tuned.best.rate == max(trial.rate for trial in tuned.trials) > 0
     settings = [trial.settings for trial in tuned.trials]
     tried = [(str(each.runner), each.instances) for each in settings]
@@ -65,34 +62,17 @@ def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, m
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("precision", ["int8", "fp32"])
-def test_our_kernels_behind_triton_give_the_models_answers(
-    precision: Precision, precise_bundle: Bundle, tmp_path: Path
-) -> None:
-    library = "openvino_kernels.so"
-    here = our_kernels("int8")[0] is not None
-    form: Form = "static" if precision == "int8" else ""
-    runner_name = RunnerName("openvino", precision, kernels=here, form=form)
-    options = RepositoryOptions(runner=runner_name, instances=2, threads=1)
+def test_int8_with_our_kernels_behind_triton_gives_the_models_answers(precise_bundle: Bundle, tmp_path: Path) -> None:
+    kernels = our_kernels("int8")[0] is not None
+    options = RepositoryOptions(runner=RunnerName("openvino", "int8", kernels=kernels, form="static"), instances=2)
     repository = repository_from_bundle(precise_bundle, tmp_path / "models", options)
-    kernel = repository.path / "gmmvit_network" / "1" / library
-    assert kernel.exists() == here
-    log: list[str] = []
-    served = TritonServer(repository.path, options=PORTS, on_log_line=log.append)
-    with served as server, TritonRunner(precise_bundle, server.grpc_url) as runner:
-        assert runner.precision == precision
-        assert runner.settings["runner"] == repository.runner == str(options.runner)
+    with (
+        TritonServer(repository.path, options=PORTS) as server,
+        TritonRunner(precise_bundle, server.grpc_url) as runner,
+    ):
+        assert (runner.precision, runner.settings["runner"]) == ("int8", str(options.runner))
         report = check_parity(precise_bundle, [runner])
-        if precision == "fp32":
-            assert report.passed, report.failures()
-        elif not int8_saturates():
-            assert not report.failed, report.failures()  # undecided: no images judge int8
-        assert runner.run(fresh_inputs(precise_bundle, 5)).shape[0] == 5
-    assert any("attention is computed by our kernels" in line for line in log) == here
-    if here:
-        kernel.write_bytes(b"no library")  # as unusable as a library compiled for another OpenVINO or machine
-        with pytest.raises(ServerError, match=f"our kernels cannot run on this server: .*{library}"):
-            TritonServer(repository.path, options=PORTS).start()
+    assert int8_saturates() or not report.failed, report.failures()  # undecided: no images judge int8
 
 
 @pytest.mark.nightly

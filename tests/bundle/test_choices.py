@@ -16,12 +16,12 @@ from gmmvit_deploy.bundle.choices import (
     Choice,
     JudgedImages,
     Machine,
-    Measured,
     read_choices,
     write_choice,
 )
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.inference.runner_name import RunnerName
+from gmmvit_deploy.intervals import Measured
 
 CHOICE = Choice(
     machine=Machine(cpu="A processor", cores=2),

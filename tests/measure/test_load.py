@@ -36,7 +36,7 @@ def test_every_sample_is_answered_once(
 ) -> None:
     work = Work(scenario=scenario, inputs=INPUTS, queries=queries, batch=batch, rate=2000, in_thread=in_thread)
     sizes: list[int] = []
-    run = drive(lambda inputs: sizes.append(len(inputs)) or doubled(inputs), work)  # type: ignore[func-returns-value]
+    run = drive(lambda inputs: sizes.append(len(inputs)) or doubled(inputs), work)
     assert scenario == "Server" or set(sizes) <= {batch, samples % batch}
     assert run.outputs.shape == (samples, 3)
     np.testing.assert_array_equal(run.outputs[:, 0], 2 * run.indices)
@@ -62,14 +62,14 @@ def test_latency_counts_from_the_scheduled_time() -> None:
 
 
 def test_a_server_may_answer_several_at_once() -> None:
-    lock, under_way, most, together = threading.Lock(), [0], [0], threading.Event()
+    lock, under_way, largest, together = threading.Lock(), [0], [0], threading.Event()
 
     def counted(batch: NDArray[Any]) -> NDArray[Any]:
         """Wait for the first three calls to be under way together, and be slow enough for a fourth."""
         with lock:
             under_way[0] += 1
-            most[0] = max(most[0], under_way[0])
-            if most[0] == 3:
+            largest[0] = max(largest[0], under_way[0])
+            if largest[0] == 3:
                 together.set()
         assert together.wait(60)
         answer = slow(batch)
@@ -78,7 +78,7 @@ def test_a_server_may_answer_several_at_once() -> None:
         return answer
 
     drive(counted, Work(scenario="Offline", inputs=INPUTS, queries=64, batch=4, callers=3))
-    assert most[0] == 3
+    assert largest[0] == 3
 
 
 @pytest.mark.parametrize("scenario", ["SingleStream", "Offline", "Server"])

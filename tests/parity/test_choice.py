@@ -48,7 +48,6 @@ def judged(
         ]
         report = replace(report, runners=(replace(of_runner, checks=tuple(checks)),))
     ((choice,), _) = read_choices(bundle.path)
-    assert choice.images is not None
     sha256 = report.data["sha256"] if report.data is not None and same_images else "ab"
     of_choice = replace(choice.images, sha256=sha256)
     write_choice(bundle.path, replace(choice, gate=Gate(keep_decisions=gate), images=of_choice))

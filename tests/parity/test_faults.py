@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
@@ -24,7 +25,7 @@ from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.images import spec as contract
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.datasets import DATASETS
-from gmmvit_deploy.inference.preprocess import tensor_from_pixels
+from gmmvit_deploy.inference import preprocess
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import ParityReport
@@ -90,16 +91,17 @@ def test_wrong_constants(fault: str, tensor_bundles: dict[str, Bundle], tmp_path
     assert judgement.checks["localize"]["details"]["first"] == first
 
 
-IN_THE_OPERATORS = {
-    "epsilon": (faults.set_on(nn.LayerNorm, "eps", 1e-6), "epsilon of 1e-6"),
-    "tanh": (faults.set_on(nn.GELU, "approximate", "tanh"), "tanh approximation"),
-}
-
-
 @pytest.mark.first(1)
-@pytest.mark.parametrize(("fault", "name"), [("epsilon", "vit_gmm"), ("tanh", "swin_plain")])
-def test_wrong_operators(fault: str, name: str, tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
-    change, reason = IN_THE_OPERATORS[fault]
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("vit_gmm", faults.set_on(nn.LayerNorm, "eps", 1e-6), "epsilon of 1e-6"),
+        ("swin_plain", faults.set_on(nn.GELU, "approximate", "tanh"), "tanh approximation"),
+    ],
+)
+def test_wrong_operators(
+    name: str, change: faults.ModelChange, reason: str, tensor_bundles: dict[str, Bundle], tmp_path: Path
+) -> None:
     judgement = judged(rebuilt(tensor_bundles[name], tmp_path / "bundle", change), "--localize")
     assert judgement.status == 1
     assert judgement.failed == {"numeric", "localize"}
@@ -126,21 +128,16 @@ def test_wrong_normalisation_in_the_graph(fault: str, reason: str, bundle: Bundl
 
 
 def _resized_otherwise(image: Any, *, height: int, width: int, **_: object) -> np.ndarray:
-    from PIL import Image
-
     return np.asarray(image.convert("RGB").resize((width, height), Image.Resampling.NEAREST))
 
 
-def test_another_resize_where_a_bundle_is_opened(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gmmvit_deploy.inference import preprocess
-
-    monkeypatch.setattr(preprocess, "pixels_from_image", _resized_otherwise)
-    with pytest.raises(BundleError, match=r"preprocessing: the pixels of reference image 1 differ from the pixels"):
-        open_bundle(bundle.path)
-
-
-def test_another_normalisation_where_a_bundle_is_opened(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contract, "tensor_from_pixels", lambda *how: tensor_from_pixels(*how) * np.float32(1.01))
+def test_another_preprocessing_where_a_bundle_is_opened(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(preprocess, "pixels_from_image", _resized_otherwise)
+        with pytest.raises(BundleError, match=r"preprocessing: the pixels of reference image 1 differ from the pixels"):
+            open_bundle(bundle.path)
+    right = contract.tensor_from_pixels
+    monkeypatch.setattr(contract, "tensor_from_pixels", lambda *how: right(*how) * np.float32(1.01))
     with pytest.raises(BundleError, match="preprocessing: the normalised reference inputs differ from those at export"):
         open_bundle(bundle.path)
 
@@ -192,19 +189,11 @@ def test_labels_file_that_is_not_the_manifests(bundle: Bundle, tmp_path: Path) -
         faults.with_manifest(out, lambda data: data["files"].update({"labels.txt": digest}))
 
 
-def _first_row_for_all(logits: np.ndarray) -> np.ndarray:
-    return np.repeat(logits[:1], len(logits), axis=0)
-
-
-def _rounded(logits: np.ndarray) -> np.ndarray:
-    return logits.astype(np.float16).astype(np.float32)
-
-
 RUNNERS = {
     "mixes up rows": (lambda logits: logits[::-1], "batch invariance", "rows are mixed up at batch 2: row 0 got"),
-    "right at batch 1 only": (_first_row_for_all, "batch invariance", "rows are mixed up at batch 2: row 1 got"),
+    "right at batch 1 only": (lambda x: x[[0] * len(x)], "batch invariance", "rows are mixed up at batch 2: row 1 got"),
     "wrong at the largest batch": (lambda x: x + 1 if len(x) == 8 else x, "batch invariance", "'alone' at batch 8"),
-    "rounds to fp16": (_rounded, "numeric", "logits rounded to float16"),
+    "rounds to fp16": (lambda x: x.astype(np.float16).astype(np.float32), "numeric", "logits rounded to float16"),
     "a little off": (lambda logits: logits + np.float32(2e-5), "numeric", "from PyTorch's float64 logits"),
     "classes reversed": (lambda logits: logits[:, ::-1], "decisions", "noise explains"),
     "not finite": (lambda logits: np.where(np.arange(10) == 3, np.nan, logits), "numeric", "are not finite"),

@@ -29,7 +29,7 @@ from gmmvit_deploy.inference.int8_products import int8_saturates
 from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.inference.runner_name import Form
 from gmmvit_deploy.parity._calibration import check_calibration
-from gmmvit_deploy.parity._preprocessing import check_preprocessing
+from gmmvit_deploy.parity._preprocessing import PreprocessingCheck
 from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.check import check_parity
@@ -124,13 +124,14 @@ def test_single_images_and_batches_are_judged_and_the_worst_counts(precise_bundl
     assert all(f", batch {wrong}: " in why for why in report.check("numeric").reasons)
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("gates", "status", "said"),
     [
         ("--data --keep-decisions 0.5 --snr-db 15 --least-cosine 0.9", 0, "the same decision on"),
+        ("--data --keep-decisions 0.99999", 1, "not decided: --keep-decisions: onnxruntime: too few images"),
         ("--data --snr-db 190", 1, "stages: quantisation: "),
         ("--data --least-cosine 0.9999999", 1, "stages: quantisation: least cosine"),
-        ("--data --keep-decisions 0.99999", 1, "not decided: --keep-decisions: onnxruntime: too few images"),
         ("--keep-decisions 0.5", 1, "not decided: --keep-decisions: onnxruntime: only real images show decisions"),
         ("--data --gate 0.99", 1, "not decided: --gate: onnxruntime: the data has no labels"),
     ],
@@ -147,7 +148,7 @@ def test_gates_decide_the_exit_status(
 
 def test_logits_that_are_not_finite_are_changed_decisions(precise_bundle: Bundle) -> None:
     with closing(open_runner("onnxruntime", precise_bundle, precision="int8")) as runner:
-        runner._run = lambda inputs: np.full((len(inputs), 10), np.nan, np.float32)  # type: ignore[method-assign]
+        runner._run = lambda inputs: np.full((len(inputs), 10), np.nan, np.float32)
         report = check_parity(precise_bundle, [runner], ParityOptions(data=photographs()))
     decisions = report.runners[0].check("decisions")
     assert decisions.verdict == "failed"
@@ -231,6 +232,7 @@ def float32(runner: Runner, bundle: Bundle) -> Callable[[np.ndarray], np.ndarray
     return OnnxRuntimeRunner(bundle)._run
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("fault", "named"),
     [(saturating, "from the quantised graph's logits"), (float32, "another graph, such as the float32 graph")],
@@ -240,7 +242,7 @@ def test_a_wrong_runtime_is_named(
 ) -> None:
     """The graph is right, so the runtime is named, and not the calibration."""
     with closing(open_runner("onnxruntime", precise_bundle, precision="int8")) as runner:
-        runner._run = fault(runner, precise_bundle)  # type: ignore[method-assign]
+        runner._run = fault(runner, precise_bundle)
         report = check_parity(precise_bundle, [runner], ParityOptions(data=photographs()))
     checks = report.runners[0]
     assert named in checks.check("numeric").reasons[0]
@@ -284,13 +286,17 @@ def test_a_server_in_int8_is_compared_with_the_quantised_graph(precise_bundle: B
 
     with closing(open_runner("onnxruntime", bundle, precision="int8")) as runner:
         connection = SimpleNamespace(model=model)
-        runner.server = SimpleNamespace(  # type: ignore[assignment]
-            connection=connection, infer=infer, preprocess="preprocess", ensemble="model"
-        )
+        runner.server = SimpleNamespace(connection=connection, infer=infer, preprocess="preprocess", ensemble="model")
         exact = Reference(bundle).logits(bundle.inputs_from_pixels(pixels()[:1]))[1][0]
         sample = Sample(where="a.png", encoded=lambda: b"photograph", pixels=pixels()[0], exact=exact)
         limit = Limit(largest=1e-3, rms=None, derivation="")
-        check = check_preprocessing(bundle, runner, limit, samples=[sample], of_graph=graph)
+        tested: Any = SimpleNamespace(
+            runner=runner,
+            run=SimpleNamespace(samples=[sample]),
+            graph=graph,
+            check=lambda kind: SimpleNamespace(widest_limit=limit),
+        )
+        check = PreprocessingCheck(tested).judge()
     assert np.abs(infer(np.array([[b"photograph"]], dtype=object))[0] - exact).max() > limit.largest
     assert check.verdict == "undecided", check.reasons
     assert "gives the quantised graph's logits for 1 images of the data" in check.summary
@@ -302,8 +308,6 @@ def test_the_recorded_db_is_that_of_the_graph_that_ships(
     form: Form, precise_bundle: Bundle, calibration_images: Path
 ) -> None:
     variant = open_variant(precise_bundle, "int8", form)
-    assert variant.record is not None
-    assert variant.record.calibration is not None
     with np.load(calibration_images) as arrays:
         judged = precise_bundle.inputs_from_pixels(arrays["images"][3::4])
     quantised, plain = (

@@ -69,6 +69,7 @@ def checked(bundle: Bundle, data: ArrayImages, expected: float | None = None) ->
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("expected", "colours", "changes", "name"),
     [

@@ -6,20 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.planted.graph import GraphCopy, Planted
+from tests.planted.graph import GraphCopy, Planted, changed
 from tests.planted.locality import MODELS, channel_first
 
 _ATTENTION = r"class_blocks\.\d+\.attention\.inner"
-
-
-def transposed_mixing(*sides: str) -> Callable[[GraphCopy], None]:
-    """Return a function that transposes the head mixings.  sides: ``before`` softmax, ``after`` softmax, or both."""
-
-    def plant(graph: GraphCopy) -> None:
-        for node in graph.find("MatMul", rf".*\.scores\.({'|'.join(sides)})\.mixing"):
-            graph.change(node, np.transpose)
-
-    return plant
 
 
 def _class_token_among_keys(graph: GraphCopy) -> None:
@@ -50,6 +40,11 @@ def _set_keys(graph: GraphCopy, more: int) -> None:
             graph.feed(node, shape)
 
 
+def _transposed(sides: str) -> Callable[[GraphCopy], None]:
+    """sides: of softmax."""
+    return changed("MatMul", rf".*\.scores\.({sides})\.mixing", np.transpose)
+
+
 VIT_PYTORCH = "vp_cait"
 _CLASS_BLOCKS = "the class token added to the keys of the class blocks, or left out of the keys"
 
@@ -57,8 +52,8 @@ CASES = [
     Planted(MODELS["cait"], _class_token_among_keys, _CLASS_BLOCKS),
     Planted(VIT_PYTORCH, _patches_alone_as_keys, _CLASS_BLOCKS),
     Planted(VIT_PYTORCH, channel_first, "patches flattened with the channel first"),
-    Planted(VIT_PYTORCH, transposed_mixing("before", "after"), "head mixing transposed"),
-    Planted(MODELS["cait"], transposed_mixing("before", "after"), "head mixing transposed"),
-    Planted(MODELS["cait"], transposed_mixing("before"), "head mixing before softmax transposed"),
-    Planted(MODELS["cait"], transposed_mixing("after"), "head mixing after softmax transposed"),
+    Planted(VIT_PYTORCH, _transposed("before|after"), "head mixing transposed"),
+    Planted(MODELS["cait"], _transposed("before|after"), "head mixing transposed"),
+    Planted(MODELS["cait"], _transposed("before"), "head mixing before softmax transposed"),
+    Planted(MODELS["cait"], _transposed("after"), "head mixing after softmax transposed"),
 ]

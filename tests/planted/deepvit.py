@@ -12,9 +12,8 @@ from typing import TypedDict
 
 import numpy as np
 
-from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
 from tests.models.families.small_models import Small
-from tests.planted.graph import GraphCopy, Planted
+from tests.planted.graph import GraphCopy, Planted, changed
 from tests.planted.locality import family
 from tests.planted.rmt import other_epsilon
 
@@ -42,7 +41,6 @@ def _behind_softmax(change: Change) -> Callable[[GraphCopy], None]:
 
     def plant(graph: GraphCopy) -> None:
         spec = graph.model.spec
-        assert isinstance(spec, DeepViTSpec)
         for node in graph.find("MatMul", r".*\.scores\.after\.mixing"):
             after = graph.module(node).removesuffix(".mixing")
             steps = Steps(
@@ -76,33 +74,17 @@ def _no_norm(steps: Steps) -> None:
     steps["mean"] = steps["beta"] = np.zeros_like(steps["gamma"])
 
 
-def _merged_transposed(graph: GraphCopy) -> None:
-    for node in graph.find("MatMul", r".*\.scores\.after\.mixing"):
-        graph.change(node, np.transpose)
-
-
 def _scale_adjustment(*, norms: bool) -> Callable[[GraphCopy], None]:
     """Return a function that removes a from the last layers of the branches, and from the epsilons of the norms."""
 
     def plant(graph: GraphCopy) -> None:
-        spec = graph.model.spec
-        assert isinstance(spec, DeepViTSpec)
-        a = spec.scale_adjustment
+        a = graph.model.spec.scale_adjustment
         for operator in ("MatMul", "Add"):
-            for node in graph.find(operator, r"blocks\.\d+\.(attention\.out|mlp\.2)"):
-                graph.change(node, lambda values: a * values)
+            changed(operator, r"blocks\.\d+\.(attention\.out|mlp\.2)", lambda values: a * values)(graph)
         if norms:
             for node in graph.find("LayerNormalization", r"blocks\.\d+\.(attention|mlp)_norm"):
                 (epsilon,) = (attribute.f for attribute in node.attribute if attribute.name == "epsilon")
                 graph.set_attribute(node, "epsilon", epsilon * a**2)
-
-    return plant
-
-
-def _scores_scaled(power: int) -> Callable[[GraphCopy], None]:
-    def plant(graph: GraphCopy) -> None:
-        for node in graph.find("Mul", r".*\.scores\.before\.scale"):
-            graph.change(node, lambda factor: factor**power)
 
     return plant
 
@@ -130,12 +112,14 @@ _BEHIND_SOFTMAX: dict[str, Change] = {
 CASES = [
     *(Planted(MODEL, _behind_softmax(change), name) for name, change in _BEHIND_SOFTMAX.items()),
     Planted(
-        MODEL, _merged_transposed, "head mixing transposed after folding has merged BatchNorm into the head mixing"
+        MODEL,
+        changed("MatMul", r".*\.scores\.after\.mixing", np.transpose),
+        "head mixing transposed after folding has merged BatchNorm into the head mixing",
     ),
     Planted(MODEL, _scale_adjustment(norms=True), "the scale adjustment left out"),
     Planted(MODEL, _scale_adjustment(norms=False), "the branches not divided by the scale adjustment"),
-    Planted(MODEL, _scores_scaled(0), "1/√d missing"),
-    Planted(MODEL, _scores_scaled(2), "1/√d applied twice"),
+    Planted(MODEL, changed("Mul", r".*\.scores\.before\.scale", np.ones_like), "1/√d missing"),
+    Planted(MODEL, changed("Mul", r".*\.scores\.before\.scale", np.square), "1/√d applied twice"),
     Planted(MODEL, _epsilon_of_stem, "BatchNorm of the stem with an epsilon of 0.001"),
     Planted(MODEL, _every_epsilon, "every BatchNorm with an epsilon of 0.001"),
 ]

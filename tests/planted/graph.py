@@ -29,7 +29,6 @@ class Other(Small):
 
     @property
     def spec(self) -> ModelSpec:
-        assert self.other_spec is not None
         return self.other_spec
 
 
@@ -57,8 +56,6 @@ class GraphCopy:
         del proto.graph.value_info[:]  # shapes before the edit
         return proto
 
-    # ---- reading -------------------------------------------------------------------------------------------------
-
     def find(self, operator: str, module: str = ".*") -> list[onnx.NodeProto]:
         """Return the nodes of an operator in the modules that match a regular expression; at least a single node."""
         nodes = [node for node in self.nodes if node.op_type == operator and re.fullmatch(module, self.module(node))]
@@ -82,8 +79,6 @@ class GraphCopy:
     def _place(self, node: onnx.NodeProto) -> int:
         (place,) = (index for index, name in enumerate(node.input) if name in self._constants)
         return place
-
-    # ---- edits ---------------------------------------------------------------------------------------------------
 
     def feed(self, node: onnx.NodeProto, array: np.ndarray, index: int | None = None) -> None:
         """Replace a constant input of a node.  index: None if the node has a single constant input."""
@@ -121,6 +116,18 @@ class GraphCopy:
         self._added.append(numpy_helper.from_array(array, name))
         self._constants[name] = array
         return name
+
+
+def changed(
+    operator: str, module: str, change: Callable[[np.ndarray], np.ndarray], index: int | None = None
+) -> Callable[[GraphCopy], None]:
+    """Return a function that changes a constant of each node of an operator.  module, index: as in `GraphCopy`."""
+
+    def plant(graph: GraphCopy) -> None:
+        for node in graph.find(operator, module):
+            graph.change(node, change, index)
+
+    return plant
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from gmmvit_deploy.models.families.family import Family
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.scores.scales import LearnedTemperature
 from tests.models.families.small_models import Small
-from tests.planted.graph import GraphCopy, Planted
+from tests.planted.graph import GraphCopy, Planted, changed
 
+_DIAGONAL, _FACTOR = r".*\.scores\.before\.(diagonal|bias)", r".*\.scores\.before\.diagonal"
 Temperatures = Callable[[np.ndarray, float], np.ndarray]
 """(temperatures of the heads, d^(−1/2)) → other temperatures."""
 
@@ -28,7 +29,6 @@ def other_temperature(other: Temperatures) -> Callable[[GraphCopy], None]:
     def plant(graph: GraphCopy) -> None:
         for attention, scores in attention_scores(graph.model):
             (step,) = (step for _, step in scores.steps() if isinstance(step, LearnedTemperature))
-            assert step.usual is not None
             learned = step.matrix().detach().double().flatten().numpy()
             _multiply_queries(graph, attention, other(learned, step.usual) / learned)
 
@@ -51,13 +51,9 @@ def _diagonal(array: np.ndarray, values: np.ndarray | float) -> np.ndarray:
     return array
 
 
-def _diagonal_nodes(graph: GraphCopy) -> list[onnx.NodeProto]:
-    return graph.find("Add", r".*\.scores\.before\.(diagonal|bias)")
-
-
 def diagonal_not_masked(graph: GraphCopy) -> None:
     """Replace the −∞ on the diagonal: by 0, or in Swin by the position bias of a token with itself."""
-    for node in _diagonal_nodes(graph):
+    for node in graph.find("Add", _DIAGONAL):
         graph.change(node, lambda array, node=node: _diagonal(array, _bias_of_token_itself(graph, node)))
 
 
@@ -68,13 +64,8 @@ def _bias_of_token_itself(graph: GraphCopy, node: onnx.NodeProto) -> np.ndarray 
     return table[int(graph.trained[f"{graph.module(node)}.index"][0, 0])][:, None]
 
 
-def _factor_of_diagonal_1(graph: GraphCopy) -> None:
-    for node in graph.find("Mul", r".*\.scores\.before\.diagonal"):
-        graph.change(node, np.ones_like)
-
-
 def _large_number_on_diagonal(graph: GraphCopy) -> None:
-    for node in graph.find("Mul", r".*\.scores\.before\.diagonal"):
+    for node in graph.find("Mul", _FACTOR):
         tokens = graph.constant(node).shape[-1]
         products = node.input[1]
         masked = graph.insert(node, "Mul", node.input[0], products)
@@ -82,7 +73,7 @@ def _large_number_on_diagonal(graph: GraphCopy) -> None:
 
 
 def _minus_infinity_after_mixing(graph: GraphCopy) -> None:
-    for factor in graph.find("Mul", r".*\.scores\.before\.diagonal"):
+    for factor in graph.find("Mul", _FACTOR):
         tokens = graph.constant(factor).shape[-1]
         softmax = graph.only("Softmax", graph.module(factor).removesuffix(".scores.before.diagonal"))
         masked = _diagonal(np.zeros((tokens, tokens)), -np.inf)
@@ -118,15 +109,10 @@ def channel_first(graph: GraphCopy) -> None:
 
 
 def _bias_without_shift_mask(graph: GraphCopy) -> None:
-    for node in _diagonal_nodes(graph):
+    for node in graph.find("Add", _DIAGONAL):
         table, index = (graph.trained[f"{graph.module(node)}.{name}"] for name in ("table", "index"))
         bias = np.moveaxis(table[index.astype(int)], -1, 0)
         graph.change(node, lambda array, bias=bias: _diagonal(np.broadcast_to(bias, array.shape).copy(), -np.inf))
-
-
-def _no_bias(graph: GraphCopy) -> None:
-    for node in _diagonal_nodes(graph):
-        graph.change(node, lambda array: _diagonal(np.zeros_like(array), -np.inf))
 
 
 MODELS = {name: Small(family(name), "plain", "spt-lsa") for name in ("vit", "swin", "cait", "pit", "t2t")}
@@ -149,7 +135,11 @@ CASES = [
         if family_name == "vit" or name in _OF_EVERY_FAMILY
     ),
     *(
-        Planted(model, _factor_of_diagonal_1 if name == "cait" else diagonal_not_masked, "the diagonal not masked")
+        Planted(
+            model,
+            changed("Mul", _FACTOR, np.ones_like) if name == "cait" else diagonal_not_masked,
+            "the diagonal not masked",
+        )
         for name, model in MODELS.items()
     ),
     *(
@@ -163,5 +153,9 @@ CASES = [
     Planted(MODELS["cait"], _large_number_on_diagonal, "a large negative number on the diagonal in place of 0"),
     Planted(MODELS["cait"], _minus_infinity_after_mixing, "the diagonal masked by −∞ in place of scores of −1e-9"),
     Planted(MODELS["swin"], _bias_without_shift_mask, "the position bias without the shift mask"),
-    Planted(MODELS["swin"], _no_bias, "no position bias and no shift mask"),
+    Planted(
+        MODELS["swin"],
+        changed("Add", _DIAGONAL, lambda array: _diagonal(np.zeros_like(array), -np.inf)),
+        "no position bias and no shift mask",
+    ),
 ]

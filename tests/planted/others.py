@@ -8,7 +8,7 @@ import numpy as np
 from onnx import helper
 
 from tests.models.families.small_models import Small
-from tests.planted.graph import GraphCopy, Planted
+from tests.planted.graph import GraphCopy, Planted, changed
 from tests.planted.locality import family
 
 _WEIGHTS = r".*\.weights"
@@ -63,11 +63,6 @@ def _softmax_at_the_end(graph: GraphCopy) -> None:
     graph.nodes.append(helper.make_node("Softmax", ["head.logits"], ["logits"], name="head/Softmax", axis=-1))
 
 
-def _positions_from_first_patch(graph: GraphCopy) -> None:
-    for node in graph.find("Add", "model"):
-        graph.change(node, lambda positions: np.roll(positions, 1, axis=1))
-
-
 TUTORIAL = Small(family("naive_vit"), "plain")
 
 CASES = [
@@ -84,5 +79,9 @@ CASES = [
         "the second memory of the token transformers read without its strides",
     ),
     Planted(TUTORIAL, _softmax_at_the_end, "the softmax of training in place of the logits"),
-    Planted(TUTORIAL, _positions_from_first_patch, "positions counted from the first patch"),
+    Planted(
+        TUTORIAL,
+        changed("Add", "model", lambda positions: np.roll(positions, 1, axis=1)),
+        "positions counted from the first patch",
+    ),
 ]

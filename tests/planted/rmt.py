@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,7 @@ _RMT = family("rmt")
 
 
 def _release(release: str, **changes: Any) -> Small:
-    spec = _RMT.small(MaskSpec(kind="decay"))
-    assert isinstance(spec, RMTSpec)
-    return Other(_RMT, "decay", release, replace(spec, release=release, **changes))
+    return Other(_RMT, "decay", release, replace(_RMT.small(MaskSpec(kind="decay")), release=release, **changes))
 
 
 R2024 = Small(_RMT, "decay")
@@ -50,58 +50,43 @@ def _whole(graph: GraphCopy) -> None:
     """Attend to the whole grid where the network attends to the rows and then to the columns."""
     for name, attention in _attentions(graph):
         if isinstance(attention, DecomposedAttention):
-            parts = [graph.find("Reshape", rf"{name}\.rows")[place].input[0] for place in range(3)]
-            total = graph.only("Add", name)
-            (rows, columns), heads = attention.grid, attention.rows.heads
-            split = [
-                graph.insert(total, "Reshape", part, np.array([-1, rows * columns, heads, _head_dim(attention)]))
-                for part in parts
-            ]
-            query, key, value = (
-                graph.insert(total, "Transpose", part, perm=perm)
-                for part, perm in zip(split, ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True)
-            )
-            mixed = _attended(graph, total, query, key, value, _decays(graph, f"{name}.rows", attention.grid))
-            mixed = graph.insert(total, "Transpose", mixed, perm=[0, 2, 1, 3])
-            total.input[0] = graph.insert(
-                total, "Reshape", mixed, np.array([-1, rows, columns, attention.out.in_features])
-            )
+            total, (rows, columns) = graph.only("Add", name), attention.grid
+            query, key, value = _parts(graph, total, f"{name}.rows", attention, rows * columns)
+            moved = partial(_moved, graph, total)
+            decay = _decays(graph, f"{name}.rows", attention.grid)
+            heads = moved(query, 0, 2, 1, 3), moved(key, 0, 2, 3, 1), moved(value, 0, 2, 1, 3)
+            mixed = moved(_attended(graph, total, *heads, decay), 0, 2, 1, 3)
+            shape = np.array([-1, rows, columns, attention.out.in_features])
+            total.input[0] = graph.insert(total, "Reshape", mixed, shape)
 
 
 def _decomposed(graph: GraphCopy) -> None:
     """Attend to the rows and then to the columns where the network attends to the whole grid."""
     for name, attention in _attentions(graph):
         if not isinstance(attention, DecomposedAttention):
-            parts = [graph.find("Reshape", rf"{name}\.tokens")[place].input[0] for place in range(3)]
-            total = graph.only("Add", name)
-            (rows, columns), heads = attention.grid, attention.tokens.heads
-            split = [
-                graph.insert(total, "Reshape", part, np.array([-1, rows, columns, heads, _head_dim(attention)]))
-                for part in parts
-            ]
-
-            def moved(part: str, perm: list[int], before: onnx.NodeProto = total) -> str:
-                return graph.insert(before, "Transpose", part, perm=perm)
-
-            query, key, value = split
-            mixed = _attended(
-                graph,
-                total,
-                moved(query, [0, 1, 3, 2, 4]),
-                moved(key, [0, 1, 3, 4, 2]),
-                moved(value, [0, 1, 3, 2, 4]),
-                _decays(graph, f"{name}.tokens", (1, columns)),
-            )
-            mixed = _attended(
-                graph,
-                total,
-                moved(query, [0, 2, 3, 1, 4]),
-                moved(key, [0, 2, 3, 4, 1]),
-                moved(mixed, [0, 3, 2, 1, 4]),
-                _decays(graph, f"{name}.tokens", (1, rows)),
-            )
+            total, (rows, columns) = graph.only("Add", name), attention.grid
+            query, key, value = _parts(graph, total, f"{name}.tokens", attention, rows, columns)
+            moved = partial(_moved, graph, total)
+            decays = [_decays(graph, f"{name}.tokens", (1, side)) for side in (columns, rows)]
+            heads = moved(query, 0, 1, 3, 2, 4), moved(key, 0, 1, 3, 4, 2), moved(value, 0, 1, 3, 2, 4)
+            mixed = _attended(graph, total, *heads, decays[0])
+            heads = moved(query, 0, 2, 3, 1, 4), moved(key, 0, 2, 3, 4, 1), moved(mixed, 0, 3, 2, 1, 4)
+            mixed = _attended(graph, total, *heads, decays[1])
             shape = np.array([-1, rows * columns, attention.out.in_features])
-            total.input[0] = graph.insert(total, "Reshape", moved(mixed, [0, 3, 1, 2, 4]), shape)
+            total.input[0] = graph.insert(total, "Reshape", moved(mixed, 0, 3, 1, 2, 4), shape)
+
+
+def _parts(
+    graph: GraphCopy, before: onnx.NodeProto, module: str, attention: ManhattanAttention, *grid: int
+) -> list[str]:
+    """Insert reshapes of Q, K and V to (B, grid, heads, head dim)."""
+    shape = np.array([-1, *grid, attention.attentions()[0].heads, _head_dim(attention)])
+    parts = [node.input[0] for node in graph.find("Reshape", re.escape(module))[:3]]
+    return [graph.insert(before, "Reshape", part, shape) for part in parts]
+
+
+def _moved(graph: GraphCopy, before: onnx.NodeProto, part: str, *perm: int) -> str:
+    return graph.insert(before, "Transpose", part, perm=perm)
 
 
 def _attended(graph: GraphCopy, before: onnx.NodeProto, query: str, key: str, value: str, decay: np.ndarray) -> str:

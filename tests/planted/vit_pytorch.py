@@ -8,32 +8,18 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
-from gmmvit_deploy.models.families.vit.spec import ViTSpec
-from gmmvit_deploy.models.families.vit_pytorch.spec import VitPytorchSpec
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.models.families.small_models import Small
-from tests.planted.graph import GraphCopy, Other, Planted
-from tests.planted.locality import (
-    MODELS,
-    channel_first,
-    diagonal_not_masked,
-    family,
-    other_temperature,
-)
+from tests.planted.graph import GraphCopy, Other, Planted, changed
+from tests.planted.locality import MODELS, channel_first, diagonal_not_masked, family, other_temperature
 
 REATTENTION = Small(family("vit_pytorch"), "plain")
 SMALL_DATA = "vp_spt_lsa"
 
 
-def _vit_that_pools_all() -> Small:
-    """Return a ViT in vit-pytorch's PreNorm style, whose file takes ``--set pool=mean``."""
-    vit = family("vit")
-    spec = vit.small(MaskSpec())
-    assert isinstance(spec, ViTSpec)
-    return Other(vit, "plain", "pools-all", replace(spec, pools_all=True))
-
-
-POOLS_ALL = _vit_that_pools_all()
+_VIT = family("vit")
+POOLS_ALL = Other(_VIT, "plain", "pools-all", replace(_VIT.small(MaskSpec()), pools_all=True))
+"""A ViT in vit-pytorch's PreNorm style, whose file takes ``--set pool=mean``."""
 
 
 # ---- pooling -------------------------------------------------------------------------------------------------------
@@ -62,16 +48,13 @@ def _mean_for_class_token(graph: GraphCopy) -> None:
 
 # ---- Re-attention --------------------------------------------------------------------------------------------------
 
+_MIXING = r".*\.scores\.after\.mixing"
+
 
 def _mixings(graph: GraphCopy) -> list[tuple[onnx.NodeProto, np.ndarray]]:
     """Return (node, trained weight [old head, new head]) of each head mixing.  A node has the transposed weight."""
-    nodes = graph.find("MatMul", r".*\.scores\.after\.mixing")
+    nodes = graph.find("MatMul", _MIXING)
     return [(node, graph.trained[f"{graph.module(node)}.weight"]) for node in nodes]
-
-
-def _centred_mixing_transposed(graph: GraphCopy) -> None:
-    for node, _ in _mixings(graph):
-        graph.change(node, np.transpose)
 
 
 def _mixing_transposed(graph: GraphCopy) -> None:
@@ -101,11 +84,6 @@ def _no_norm(graph: GraphCopy) -> None:
         graph.change(graph.only("Mul", attention), np.zeros_like)
 
 
-def _divided_over_keys(graph: GraphCopy) -> None:
-    for node in graph.find("ReduceMean", r".*\.scores\.after\.norm"):
-        graph.feed(node, np.array([-1]), 1)
-
-
 def _norm_over_keys(graph: GraphCopy) -> None:
     """Normalise the mixed weights over the keys, with the weights as trained."""
     for node, weight in _mixings(graph):
@@ -121,7 +99,6 @@ def _queries_times(power: int) -> Callable[[GraphCopy], None]:
     """Multiply the weights that compute Q, which hold 1/√d, by d^(power / 2)."""
 
     def plant(graph: GraphCopy) -> None:
-        assert isinstance(graph.model.spec, VitPytorchSpec)
         factor = graph.model.spec.head_dim ** (power / 2)
         for node in graph.find("MatMul", r".*\.attention\.qkv"):
             columns = graph.constant(node)
@@ -143,13 +120,17 @@ CASES = [
     Planted(REATTENTION, _mixing_transposed, "the head mixing transposed"),
     Planted(
         REATTENTION,
-        _centred_mixing_transposed,
+        changed("MatMul", _MIXING, np.transpose),
         "the head mixing transposed after folding has centred the head mixing",
     ),
     Planted(REATTENTION, _no_norm, "no normalisation over the heads"),
     Planted(REATTENTION, _no_division, "no division by the standard deviation over the heads"),
     Planted(REATTENTION, _norm_over_keys, "the normalisation over the keys in place of the heads"),
-    Planted(REATTENTION, _divided_over_keys, "a division by the root mean square over the keys in place of the heads"),
+    Planted(
+        REATTENTION,
+        changed("ReduceMean", r".*\.scores\.after\.norm", lambda axes: np.array([-1]), 1),
+        "a division by the root mean square over the keys in place of the heads",
+    ),
     Planted(REATTENTION, _queries_times(1), "1/√d missing"),
     Planted(REATTENTION, _queries_times(-1), "1/√d applied twice"),
     Planted(SMALL_DATA, diagonal_not_masked, "the diagonal not masked"),

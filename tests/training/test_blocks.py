@@ -17,13 +17,13 @@ from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
-from gmmvit_deploy.models.specs import MaskSpec
+from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
 from gmmvit_deploy.training._batches import Batches
-from gmmvit_deploy.training._files import CHECKPOINT, Settings, save
+from gmmvit_deploy.training._files import CHECKPOINT, save
 from gmmvit_deploy.training.images import LabelledTensors, TrainingData
 from gmmvit_deploy.training.networks import network_for_training, spec_of_preset, spec_of_timm
 from gmmvit_deploy.training.recipe import RECIPES, Recipe, recipe_from
-from gmmvit_deploy.training.trainer import Step, Trainer
+from gmmvit_deploy.training.trainer import Epoch, Step, Trainer
 
 pytestmark = pytest.mark.integration
 
@@ -63,13 +63,13 @@ def test_an_epoch_of_the_released_code_is_three_passes_and_repeats_no_image_in_a
 def test_augmentation_depends_on_the_seed_of_the_image_only() -> None:
     digits = open_data("digits#train")
     images = LabelledTensors(digits, IMAGE, recipe_from("paper", "digits"))
-    first, label = images[3, 11]  # type: ignore[misc]  # no error
+    first, label = images[3, 11]
     torch.rand(5)
-    again, _ = images[3, 11]  # type: ignore[misc]  # no error
+    again, _ = images[3, 11]
     assert torch.equal(first, again)
     assert label == digits.label(3)
-    assert len({images[3, seed][0].numpy().tobytes() for seed in range(8)}) > 4  # type: ignore[index]  # no error
-    plain, _ = LabelledTensors(digits, IMAGE)[3, 11]  # type: ignore[misc]  # no error
+    assert len({images[3, seed][0].numpy().tobytes() for seed in range(8)}) > 4
+    plain, _ = LabelledTensors(digits, IMAGE)[3, 11]
     np.testing.assert_array_equal(plain, IMAGE.tensor_from_pixels(digits.pixels(3, IMAGE)))
 
 
@@ -83,7 +83,7 @@ def test_digits_are_not_mirrored_and_data_sets_have_their_policies() -> None:
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family.presets], ids=lambda family: family.name)
-def test_a_preset_of_every_family_learns_from_a_step_and_is_loaded(family, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # a record
+def test_a_preset_of_every_family_learns_from_a_step_and_is_loaded(family, tmp_path: Path) -> None:
     """Every block has stochastic depth, every parameter of the first block gets a gradient, and the checkpoint needs no
     option.
     """
@@ -102,9 +102,7 @@ def test_a_preset_of_every_family_learns_from_a_step_and_is_loaded(family, tmp_p
     hooked = [module for module in network.modules() if module._forward_hooks]
     blocks = [module for module in network.modules() if {"attention", "mlp"} <= dict(module.named_children()).keys()]
     assert len(hooked) == 2 * (len(blocks) - 1) > 0  # the first block is never left out
-    settings = Settings(
-        spec=spec, image=image, labels=("a", "b"), recipe=Recipe().to_json(), seed=0, images=4, processes=1
-    )
+    settings = {"network": spec_to_json(spec), "preprocessing": image.to_json(), "labels": ["a", "b"]}
     save(tmp_path, trainer, settings, log_bytes=0)
     loaded = load_checkpoint(tmp_path / CHECKPOINT)
     assert (loaded.spec, loaded.images.labels, loaded.images.mean) == (spec, ("a", "b"), image.mean)
@@ -113,7 +111,7 @@ def test_a_preset_of_every_family_learns_from_a_step_and_is_loaded(family, tmp_p
         torch.testing.assert_close(loaded.model(pixels), network.eval()(pixels), rtol=0, atol=1e-5)
 
 
-def _meta(family, name: str, side: int):  # type: ignore[no-untyped-def]  # a record
+def _meta(family, name: str, side: int):
     with torch.device("meta"):
         return family.build(family.presets[name](2, side, MaskSpec()))
 
@@ -138,7 +136,11 @@ PARTS = {
 def losses(recipe: Recipe) -> list[float]:
     torch.manual_seed(0)
     network = network_for_training(SMALL, drop_path=recipe.drop_path)
-    return [record.loss for record in Trainer(network, few(IMAGE, 8), recipe, seed=0).run() if isinstance(record, Step)]
+    return [step.loss for step in steps_of(Trainer(network, few(IMAGE, 8), recipe, seed=0))]
+
+
+def steps_of(trainer: Trainer) -> list[Step]:
+    return [record for record in trainer.run() if not isinstance(record, Epoch)]
 
 
 @pytest.mark.nightly
@@ -147,9 +149,7 @@ def test_every_part_of_the_recipe_changes_the_losses() -> None:
     expected = losses(paper)
     assert losses(paper) == expected
     without_effect = [
-        part
-        for part, value in PARTS.items()
-        if losses(replace(paper, **{part: value}))[: len(expected)] == expected  # type: ignore[arg-type]  # a field
+        part for part, value in PARTS.items() if losses(replace(paper, **{part: value}))[: len(expected)] == expected
     ]
     assert without_effect == []
 
@@ -174,13 +174,10 @@ def test_masks_decay_as_in_the_released_code_or_not_at_all() -> None:
 
 
 def test_rate_rises_and_then_falls_along_a_cosine() -> None:
-    network = network_for_training(
-        spec_of_preset("vit_d6", classes=2, image_size=8, channels=1, mask="gmm"), drop_path=0
-    )
+    spec = spec_of_preset("vit_d6", classes=2, image_size=8, channels=1, mask="gmm")
     recipe = Recipe(epochs=10, batch=2, repetition="none", warmup=0.2, rate=1e-3)
-    rates = [
-        record.rate for record in Trainer(network, few(IMAGE, 2), recipe, seed=0).run() if isinstance(record, Step)
-    ]
+    trainer = Trainer(network_for_training(spec, drop_path=0), few(IMAGE, 2), recipe, seed=0)
+    rates = [step.rate for step in steps_of(trainer)]
     assert rates[:2] == pytest.approx([1e-6, 1e-6 + 0.5 * (1e-3 - 1e-6)])
     expected = [1e-6 + (1e-3 - 1e-6) * (1 + np.cos(np.pi * step / 8)) / 2 for step in range(8)]
     assert rates[2:] == pytest.approx(expected)

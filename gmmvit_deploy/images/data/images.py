@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
@@ -16,7 +17,7 @@ from gmmvit_deploy.inference.preprocess import MODES, UnusableImage
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-
+_T = TypeVar("_T")
 Label = int | tuple[int, ...] | None
 """The index of the true class, the ascending indices of all true classes in multi-label data, or None."""
 
@@ -154,16 +155,14 @@ class FileImages(Images):
         return len(self._files)
 
     def pixels(self, index: int, image: ImageSpec) -> NDArray[Any]:
-        try:
-            return pixels_of_file(self._files[index].read_bytes(), image)
-        except OSError as exc:
-            raise ImageError(f"{self._files[index]}: cannot be read: {exc.strerror or exc}") from exc
-        except UnusableImage as exc:
-            raise ImageError(f"{self._files[index]}: {exc}") from exc
+        return self._converted(index, partial(pixels_of_file, image=image))
 
     def encoded(self, index: int) -> bytes:
+        return self._converted(index, as_served)
+
+    def _converted(self, index: int, convert: Callable[[bytes], _T]) -> _T:
         try:
-            return as_served(self._files[index].read_bytes())
+            return convert(self._files[index].read_bytes())
         except OSError as exc:
             raise ImageError(f"{self._files[index]}: cannot be read: {exc.strerror or exc}") from exc
         except UnusableImage as exc:

@@ -37,7 +37,7 @@ def relative_time(plain: ModelProto, other: ModelProto, batch: NDArray[Any]) -> 
         for name, proto in (("plain", plain), ("other", other)):
             write_graph(proto, folder / f"{name}.onnx")
         programs = [OpenVinoProgram(folder / f"{name}.onnx", hint="f32") for name in ("plain", "other")]
-        return 1 / time_ratio(*(partial(program.run, batch) for program in programs)).median
+        return 1 / time_ratio(*(partial(program.run, batch) for program in programs)).value
 
 
 def projection_gains(

@@ -320,6 +320,7 @@ def test_digits_are_those_of_the_demo() -> None:
     ("text", "message"),
     [
         ("imagenet:x", "data 'imagenet:x': expected a kind of data"),
+        ("nowhere", "data 'nowhere': expected a kind of data"),
         ("cifar10", "expected a path after cifar10:"),
         ("cifar10:x#val", "split 'val' is not known"),
         ("digits:x", "digits takes no path"),
