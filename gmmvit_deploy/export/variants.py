@@ -264,13 +264,11 @@ def _recorded(
 def _proven(bundle: Bundle, variant: Variant, recorded: float) -> dict[str, dict[str, Any]]:
     """Run the graph in every runner on CPUs that supports the precision, and compare the logits with the golden logits.
 
-    For bf16, OpenVINO loads the float32 graph ``model.onnx`` and chooses where to round, as in a Triton server.
-    recorded: the largest absolute difference between the golden logits and the logits that `_measured` computed with
-    every rounding of the graph; for int8 and fp8, the limit is a multiple of this difference.
-    Returns name of a runner → its largest absolute difference and the limit, or the reason why the runner was left out.
-    Errors: ExportError when runners of this machine cannot run the graph or exceed the precision's limit
-    (`tolerances`), and no other runner gives the golden logits. Such runners alone do not show that the graph is wrong
-    in bf16, where OpenVINO runs another graph, and in int8 on a CPU where OpenVINO's products saturate.
+    recorded: the largest absolute difference that `_measured` computed with every rounding of the graph.
+    Returns ``programs`` of the record.
+    Errors: ExportError when runners of this machine cannot run the graph or exceed the precision's limit, and no other
+    gives the golden logits. They do not show that the graph is wrong in bf16, where OpenVINO runs ``model.onnx`` and
+    chooses where to round, and in int8 on a CPU where OpenVINO's products saturate.
     """
     inputs, outputs = bundle.golden_rows()
     first, expected = next(iter(outputs.items()))
