@@ -72,9 +72,8 @@ def declare_roles(proto: ModelProto, exported: nn.Module, *, foreign: bool = Fal
     """Write the role of every node, and the attention that the node belongs to, into the node's metadata.
 
     exported: the module that the graph was exported from.
-    foreign: True if another package defines the network. The answered attentions of such a network declare their roles;
-    every other node gets the role that `graphs.guessed_roles` infers, which can be ``unknown``, and the other
-    attentions of the network, such as CaiT's talking heads, are inferred as well.
+    foreign: True if another package defines the network, in which only the answered attentions declare their roles;
+    the other roles, which can be ``unknown``, and the other attentions are those of `graphs.guessed_roles`.
     Errors: ExportError that lists the nodes without a role, or the attentions without a matrix product before and after
     the softmax.
     """

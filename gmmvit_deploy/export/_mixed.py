@@ -85,8 +85,7 @@ def moved_projections(
 
     plain: the float32 graph.  projections: its nodes that int8 quantises.
     graph_with: returns the int8 graph with the projections ``dynamic`` and ``float32`` in these forms.
-    The notes hold the form, the error and the gain of each moved projection, and the curve: a row for each graph that
-    was judged, with the numbers of projections in each form and the time as a ratio to the float32 graph.
+    The notes have a curve: for each judged graph, the numbers of projections in each form, and its time over float32's.
     Errors: ExportError when the gate does not hold with a single projection in int8.
     MissingDependencyError when OpenVINO is not installed.
     """
@@ -114,7 +113,7 @@ def moved_projections(
 
     def holds(count: int) -> bool:
         forms = moved(count)
-        numbers = {form: len(moved) for form, moved in forms.items()}
+        numbers = {form: len(there) for form, there in forms.items()}
         words = ", ".join(f"{number} {form}" for form, number in numbers.items())
         on_progress(Progress(f"try int8 with {words} of {len(names)} projections"))
         graph = graph_with(**forms)

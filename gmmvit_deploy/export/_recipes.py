@@ -171,8 +171,6 @@ def quantized_by_choice(
     recipe: the recipe that another graph of the network already chose; None tries several.
     judge_from: makes the `Judge` of a gate from its images, their rows and the reference; None without a gate. With a
     ``recipe``, the gate is measured, and need not hold.
-    The notes hold the numbers of images, the range of each activation, the recipe with its score, and all that were
-    tried; with a gate also the gate and the notes of `moved_projections`.
     Errors: InputError when there are too few images, or a value of an activation is not finite; and as
     `moved_projections`.
     """

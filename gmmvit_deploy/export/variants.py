@@ -83,21 +83,17 @@ def variants_from_bundle(
 ) -> list[Variant]:
     """Write the graphs of a bundle in several precisions, each with its record.
 
-    A graph that CPUs run is also timed in turn with fp32, for its record. For fp32, nothing is written, because
-    ``model.onnx`` is the graph in fp32. For int8, a graph for CPUs is written, and with calibration images also the
-    graph for GPUs, if the bundle has none.
+    For fp32, nothing is written: ``model.onnx`` is the graph. For int8, a graph for CPUs is written, and with
+    calibration images also the graph for GPUs, if the bundle has none.
 
     calibration: the source of the images that calibrate int8 and fp8, as in `open_images`. Without it, int8 has the
     dynamic form, and fp8 cannot be written.
-    calibration_images: the maximum number of images.
     padded: if engines do not fuse attention with the model's head dim, pad the heads with zeros to a larger head dim.
     gate: what the int8 graph for CPUs must reach: projections move to more exact forms until it does, which gives the
-    mixed form. In the graph for GPUs, these are not quantised; its record says whether the gate holds there. A graph
-    for GPUs that the bundle has stays as it is, unless ``force`` is set.
+    mixed form. In the graph for GPUs, these are not quantised; its record says whether the gate holds there.
     like: the record of a calibrated int8 graph, whose recipe is taken, with no projection in a more exact form; None
     tries several recipes. Not with ``gate``.
     force: replace existing graphs and records.
-    on_progress: called at the start of each precision.
     Errors:
         InputError: calibration images are missing, or are given for a precision that does not use calibration; or this
         process cannot build the model, because the code of the model is in a file that the user did not name.
@@ -107,9 +103,8 @@ def variants_from_bundle(
         no runtime gives the golden logits (PyTorch's logits, recorded at export) within the limit.
         OutputError: a graph exists and ``force`` is not set, before any work if its name is known then; or writing
         fails.
-    Each leaves the graphs of its precision unchanged. All files are on the disk before the first of them replaces an
-    earlier file. If the process is killed between these replacements, a record and a graph do not match, which
-    `open_variant` reports.
+    Each leaves the graphs of its precision unchanged. If the process is killed while files are replaced, a record and a
+    graph may not match, which `open_variant` reports.
     Returns the graphs that were written, in the order of the precisions, of int8 the one for CPUs first.
     """
     for precision in precisions:

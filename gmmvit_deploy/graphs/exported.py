@@ -102,7 +102,6 @@ def fold_constants(model: ir.Model) -> None:
             return
         for node in moves:
             _fold_move(model.graph, node)
-        optimizer.remove_unused_nodes(model)
 
 
 def _reads_constants_only(node: ir.Node) -> bool:
