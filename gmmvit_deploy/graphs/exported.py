@@ -114,7 +114,8 @@ def _fold_move(graph: ir.Graph, node: ir.Node) -> None:
     import onnx_ir as ir
     from onnx.reference import ReferenceEvaluator
 
-    feeds = {value.name: value.const_value.numpy() for value in node.inputs if value is not None and value.const_value}
+    read = [value for value in node.inputs if value is not None]
+    feeds = {str(value.name): value.const_value.numpy() for value in read if value.const_value is not None}
     results = ReferenceEvaluator(ir.to_proto(node), opsets=dict(graph.opset_imports)).run(None, feeds)
     for output, values in zip(node.outputs, results, strict=True):
         tensor = ir.tensor(values, name=output.name)

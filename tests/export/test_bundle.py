@@ -166,7 +166,7 @@ class TestNothingHalfWritten:
         assert "--force" in caught.value.hint
         assert (out / "precious").read_text() == "mine"
 
-    @pytest.mark.integration
+    @pytest.mark.nightly
     def test_force_replaces_a_bundle(self, tmp_path: Path, bundle: Bundle) -> None:
         out = tmp_path / "bundle"
         shutil.copytree(bundle.path, out)

@@ -22,7 +22,7 @@ from gmmvit_deploy.export.variants import variant_from_bundle
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.models.families.swin.spec import SwinSpec
+from gmmvit_deploy.models.families.swin import SWIN
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
@@ -158,25 +158,12 @@ def test_command_line(gmmvit: Gmmvit, tmp_path: Path) -> None:
     assert json.loads(gmmvit("inspect", *sizes).stdout)["spec"]["channels"] == 1
 
 
-SWIN = SwinSpec(
-    image_size=16,
-    patch_size=2,
-    classes=5,
-    dim=16,
-    depths=(2,),
-    heads=(2,),
-    window=4,
-    mlp_dims=(32,),
-    mask=MaskSpec(),
-    channels=1,
-)
-
-
 @pytest.mark.nightly
 def test_swin_exports_other_channels(tmp_path: Path) -> None:
-    checkpoint = saved_checkpoint(tmp_path / "model.pth", SWIN)
+    spec = replace(SWIN.small(MaskSpec()), channels=1)
+    checkpoint = saved_checkpoint(tmp_path / "model.pth", spec)
     bundle = bundle_from_checkpoint(checkpoint, tmp_path / "bundle", options(1), hints=LoadHints(heads=2, channels=1))
-    assert bundle.manifest.spec == SWIN
+    assert bundle.manifest.spec == spec
     variant_from_bundle(bundle, "fp16")  # the forms for engines, too
     inputs, logits = bundle.golden()
     with OnnxRuntimeRunner(bundle) as runner:
