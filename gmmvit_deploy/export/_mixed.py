@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.quantize import can_be_dynamic
@@ -36,8 +36,11 @@ _MIN_GAIN_MS = 1e-3
 """A smaller gain is noise."""
 
 
-_Forms = dict[str, tuple[str, ...]]
-"""``dynamic`` and ``float32`` → the projections in this form, by their names in the graph for CPUs."""
+class Forms(TypedDict):
+    """The projections that are not in the static form, by their names in the graph for CPUs."""
+
+    dynamic: tuple[str, ...]
+    float32: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,7 +83,7 @@ def moved_projections(
     graph_with: Callable[..., ModelProto],
     judge: Judge,
     on_progress: OnProgress,
-) -> tuple[_Forms, dict[str, Any]]:
+) -> tuple[Forms, dict[str, Any]]:
     """Return (the projections that are not in the static form, notes for the record of the variant).
 
     plain: the float32 graph.  projections: its nodes that int8 quantises.
@@ -104,7 +107,7 @@ def moved_projections(
     max_moves = len(names) + sum(name in matrices for name in names) - 1  # with one more, no projection is in int8
     curve: dict[int, dict[str, Any]] = {}
 
-    def moved(count: int) -> _Forms:
+    def moved(count: int) -> Forms:
         """Return the forms after ``count`` moves: all projections to the dynamic form, then these to float32."""
         first = order[:count]
         again = [name for name in order if name in matrices][: max(count - len(order), 0)]
@@ -113,7 +116,7 @@ def moved_projections(
 
     def holds(count: int) -> bool:
         forms = moved(count)
-        numbers = {form: len(there) for form, there in forms.items()}
+        numbers = {"dynamic": len(forms["dynamic"]), "float32": len(forms["float32"])}
         words = ", ".join(f"{number} {form}" for form, number in numbers.items())
         on_progress(Progress(f"try int8 with {words} of {len(names)} projections"))
         graph = graph_with(**forms)
