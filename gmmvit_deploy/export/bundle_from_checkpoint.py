@@ -29,7 +29,7 @@ from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
 from gmmvit_deploy.export.options import ExportOptions
 from gmmvit_deploy.export.variants import CALIBRATION_IMAGES, variants_from_bundle
 from gmmvit_deploy.files.writing import new_folder, require_free, sha256_of_file
-from gmmvit_deploy.graphs.proof import prove_folded
+from gmmvit_deploy.graphs.folded import prove_folded
 from gmmvit_deploy.graphs.weights import write_graph
 from gmmvit_deploy.images.names import clean_name
 from gmmvit_deploy.images.spec import ImageSpec

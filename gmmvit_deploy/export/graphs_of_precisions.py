@@ -25,8 +25,8 @@ from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.graphs.calibration import ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
+from gmmvit_deploy.graphs.folded import prove_folded
 from gmmvit_deploy.graphs.masks import prove_masks
-from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import quantize_graph
 from gmmvit_deploy.graphs.roles import require_known_roles
 from gmmvit_deploy.graphs.smoothing import factors_between, smoothed_by

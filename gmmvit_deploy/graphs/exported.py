@@ -14,7 +14,7 @@ the shape (1,), which onnxscript keeps and which computes the same numbers.
 
 Networks of other packages compute position tables, relative indices and rotations from large constants in every forward
 pass. onnxscript computes them once, but for operators with several outputs, such as the Split of a table of rotary
-positions. `fold_constants` evaluates those that only move values. `proof.constant_nodes` refuses what is left.
+positions. `fold_constants` evaluates those that only move values. `folded.constant_nodes` refuses what is left.
 """
 
 from __future__ import annotations

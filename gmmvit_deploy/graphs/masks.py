@@ -14,7 +14,7 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.cast import numpy_type
 from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, MaskChange, array_of
-from gmmvit_deploy.graphs.proof import constant_nodes, unfolded_operators
+from gmmvit_deploy.graphs.folded import require_folded
 from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.graphs.wiring import Wiring, copy_of, rewrite_graph
 from gmmvit_deploy.inference.precision import element_type
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from gmmvit_deploy.inference.precision import Precision
-
-_EXPORT = "type gmmvit export CHECKPOINT -o BUNDLE to write a graph with folded masks"
 
 
 def changes_of(masks: Sequence[LayerConstant], precision: Precision) -> Iterator[MaskChange]:
@@ -51,23 +49,6 @@ def changes_of(masks: Sequence[LayerConstant], precision: Precision) -> Iterator
                 subnormal=int((kept & (np.abs(exact) < smallest)).sum()),
                 saturated=int((~np.isfinite(rounded)).sum()),
             )
-
-
-def require_folded(proto: ModelProto) -> None:
-    """Check that a graph computes no mask and no other constant at run time.  Errors: ExportError when it does."""
-    if left := unfolded_operators(proto.graph):
-        raise ExportError(
-            f"the graph computes its mask at run time, with the operators {', '.join(left)}", hint=_EXPORT
-        )
-    idle = [name for name in constant_nodes(proto.graph) if not name.endswith("(DequantizeLinear)")]
-    if idle:
-        what = (
-            "computes its mask at run time"
-            if any("mask" in name for name in idle)
-            else "computes constants at run time"
-        )
-        more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
-        raise ExportError(f"the graph {what}, in {', '.join(idle[:3])}{more}", hint=_EXPORT)
 
 
 def prove_masks(

@@ -9,7 +9,7 @@ import pytest
 from onnx import numpy_helper
 
 from gmmvit_deploy.graphs.exported import fold_constants, optimize_exactly
-from gmmvit_deploy.graphs.proof import constant_nodes
+from gmmvit_deploy.graphs.folded import constant_nodes
 from tests.graphs.small_graphs import graph, operators, run
 from tests.timm_graphs import exported
 

@@ -17,8 +17,8 @@ from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs.calibration import RANGES, Calibration, ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.emulate import without_bfloat16
+from gmmvit_deploy.graphs.folded import prove_folded
 from gmmvit_deploy.graphs.masks import changes_of, prove_masks
-from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import activations_of, grid_of, quantize_graph
 from gmmvit_deploy.graphs.quantized_faults import form_fault, quantized_faults
 from gmmvit_deploy.graphs.roles import roles_of
