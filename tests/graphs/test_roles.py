@@ -11,22 +11,11 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.declared import ROLE_KEY, declare
-from gmmvit_deploy.graphs.guessed_roles import guessed_roles
 from gmmvit_deploy.graphs.roles import attentions_of, require_known_roles, roles_of
 from gmmvit_deploy.inference.precision import PRECISIONS, ROLES, Precision, Role
 from tests.conftest import RELEASED
 from tests.golden_files import each_export
 from tests.graphs import small_graphs
-
-
-@pytest.mark.parametrize("name", each_export(RELEASED))
-def test_every_node_of_every_family_has_a_role_in_the_policy(name: str, tensor_bundles: dict[str, Bundle]) -> None:
-    graph = onnx.load(tensor_bundles[name].onnx_path).graph
-    roles = roles_of(graph)
-    assert set(roles) == {node.name for node in graph.node}
-    assert set(roles.values()) <= set(ROLES)
-    pools_early = name.startswith("vit") and name != "vit_plain"  # vit_plain has a class token
-    assert Counter(roles.values())["head"] == (2 if pools_early else 1)
 
 
 def graph_of(*nodes: onnx.NodeProto) -> onnx.GraphProto:
@@ -91,11 +80,14 @@ def test_a_declared_role_that_no_policy_has_is_refused() -> None:
 @pytest.mark.parametrize("name", each_export(RELEASED))
 def test_what_families_declare_is_what_the_rules_see(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     graph = onnx.load(tensor_bundles[name].onnx_path).graph
-    guessed = {node: role for node, role in guessed_roles(graph).items() if role != "unknown"}
-    assert guessed == {node: role for node, role in roles_of(graph).items() if node in guessed}
-    attentions = attentions_of(graph)
+    roles, attentions = roles_of(graph), attentions_of(graph)
+    assert set(roles.values()) <= set(ROLES)
+    pools_early = name.startswith("vit") and name != "vit_plain"  # vit_plain has a class token
+    assert Counter(roles.values())["head"] == (2 if pools_early else 1)
     for node in graph.node:
         del node.metadata_props[:]
+    guessed = {node: role for node, role in roles_of(graph).items() if role != "unknown"}
+    assert guessed == {node: role for node, role in roles.items() if node in guessed}
     assert attentions_of(graph) == attentions
 
 
