@@ -101,10 +101,7 @@ def _linear_layers(file: TensorFile, pattern: str) -> list[str]:
 
 
 def _with_classifier(file: TensorFile, layer: str, classifiers: list[str]) -> TensorFile:
-    """Return the file with a linear layer under the name of the first classifier, and others of the same form too.
-
-    Two classifiers, as in a distilled DeiT, are replaced in the same way: ``head.1`` and ``head_dist.1``.
-    """
+    """Return the file with the layer as the first classifier, and its like as others: ``head.1``, ``head_dist.1``."""
     names = {
         f"{layer.replace(classifiers[0], other, 1)}.{part}": f"{other}.{part}"
         for other in classifiers

@@ -118,10 +118,7 @@ def _check_timm(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _read_parts(index: Path, weights: str | None = None) -> TensorFile:
-    """Read the weights whose parts an index names.
-
-    The SHA-256 of the result is that of a text with a line ``SHA-256  name`` for each part, in the order of the names.
-    """
+    """Read the parts that an index names.  SHA-256: of a text with a line ``SHA-256  name`` for each, by name."""
     stated = _json_object(index, hint=_INDEX_HINT)
     placed, metadata = stated.get("weight_map"), stated.get("metadata")
     if not isinstance(placed, dict) or not placed or not all(isinstance(part, str) for part in placed.values()):
@@ -234,10 +231,7 @@ def with_linear_head(file: TensorFile, path: Path, hints: LoadHints) -> tuple[Te
 
 
 def _chosen_classifier(head: TensorFile, path: Path, hints: LoadHints) -> tuple[TensorFile, dict[str, Any]]:
-    """Return the tensors of the classifier that ``hints.head_name`` names, and the hints that its name states.
-
-    The only classifier of a file needs no name. Without names, the file is returned as it is, with no hints.
-    """
+    """Return the tensors of the classifier ``hints.head_name``, or the only one, and the hints that its name states."""
     names = {match[1]: match for key in head.tensors if (match := _CLASSIFIER.match(key))}
     asked = next(iter(names)) if len(names) == 1 and hints.head_name is None else hints.head_name or ""
     chosen = names.get(asked)

@@ -156,11 +156,7 @@ def _from_zip(path: Path, file: BufferedReader) -> TorchFile:
 
 
 def _span(file: BufferedReader, record: zipfile.ZipInfo) -> tuple[int, int]:
-    """Return (first byte, number of bytes) of the content of a record.
-
-    `torch.save` compresses no record and can omit checksums, so `TorchFile` reads the content and compares checksums.
-    Errors: ValueError when the record is compressed, or has no local header at its offset.
-    """
+    """Return (first byte, number of bytes) of a record's content.  Errors: ValueError: compressed, or no header."""
     file.seek(record.header_offset)
     signature, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     if signature != _ZIP_MAGIC or record.compress_type != zipfile.ZIP_STORED:

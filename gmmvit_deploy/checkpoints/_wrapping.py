@@ -119,7 +119,6 @@ def _sets_of_weights(
 ) -> Iterator[tuple[str, Mapping[str, Any] | list[Any]]]:
     """Yield (key, tensors) for each dict by name, and each list, of at least two tensors in an object of the file.
 
-    Keys that begin with ``optim`` are left out: optimisers hold tensors of the same shapes as the weights.
     seen: the containers that were visited: a file may hold the same container many times.
     """
     seen = set() if seen is None else seen
@@ -136,6 +135,7 @@ def _sets_of_weights(
         yield place, tensors
         return
     for name, entry in value.items():
+        # Optimisers hold tensors of the same shapes as the weights.
         if isinstance(name, str | int) and not str(name).startswith("optim"):
             yield from _sets_of_weights(entry, f"{place}.{name}" if place else str(name), seen)
 
@@ -337,10 +337,7 @@ class _NotPlainError(Exception):
 
 
 class _Plain:
-    """Copies plain values, and limits their number.
-
-    The limit is necessary because lists that contain the same list many times can expand to billions of values.
-    """
+    """Copies plain values, of a limited number: lists that hold the same list many times can expand to billions."""
 
     def __init__(self) -> None:
         self._count = 0

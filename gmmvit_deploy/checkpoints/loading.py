@@ -190,10 +190,7 @@ def _fitted_network(file: TensorFile, hints: LoadHints, name: str) -> tuple[Chec
 
 
 def _check_options(path: str, source: CheckpointSource, hints: LoadHints, names: Iterable[str]) -> None:
-    """Errors: CheckpointError for an option that the source does not read, or for the name of another source.
-
-    An ignored option would seem to have changed the network.  hints: the user's own values.  names: of the tensors.
-    """
+    """Errors: CheckpointError for an option that the source does not read, or for the name of another source."""
     for hint, typed in hints.own().items():
         if hint not in source.own_hints:
             raise CheckpointError(
@@ -260,10 +257,7 @@ def _other_sources(file: TensorFile) -> list[str]:
 
 
 def _refuse_incomplete(file: TensorFile, source: CheckpointSource, hints: LoadHints) -> None:
-    """Errors: CheckpointError for a file that names a preset and lacks a tensor by which its source is recognised.
-
-    source: the source that was chosen for the file; such a file is left to timm.
-    """
+    """Errors: CheckpointError for a file left to timm that names a preset, but lacks a tensor of its source."""
     if source is not TIMM_FILES or hints.model is not None:
         return
     for preset in (file.record.entries.get("arch"), file.record.args.get("model")):
@@ -311,10 +305,7 @@ def _compare_with_preset(spec: ModelSpec, hints: LoadHints, source: str) -> None
 
 
 def _load_own(file: TensorFile, hints: LoadHints) -> LoadedCheckpoint:
-    """Load the weights file of a bundle, or a checkpoint of ``gmmvit train``: both contain the model spec.
-
-    Errors: CheckpointError if a hint contradicts the spec, or if the tensors do not fit the spec.
-    """
+    """Load the weights file of a bundle, or a checkpoint of ``gmmvit train``: both contain the model spec."""
     spec, source = spec_from_json(file.spec_json() or {}), str(file.path)
     evidence = "the spec stored in the file has"
     require_same_class(spec, hints, what=source)
@@ -361,10 +352,7 @@ def _own_images(file: TensorFile, spec: ModelSpec) -> KnownImages:
 
 
 def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str, str]) -> LoadedCheckpoint:
-    """Audit the tensors and the model, and return the loaded checkpoint.
-
-    used, unused: the keys of the file that the model reads, and the other keys with the reason why it does not.
-    """
+    """Audit the tensors and the model.  used: the keys that the model reads.  unused: the others, with the reason."""
     file = as_float32(file, keep={str(tensor.dtype) for tensor in model.state_dict().values()})
     findings = list(audit_tensors(file.tensors, used=used))
     _refuse(str(file.path), findings)
@@ -397,11 +385,7 @@ def _refuse(source: str, findings: list[Oddity]) -> None:
 
 
 def _resized(model: Model, hints: LoadHints, *, interpolation: Interpolation | None, source: str) -> Model:
-    """Return the model for images of ``hints.resize_to``.
-
-    interpolation: the algorithm of the code that wrote the file, for a user who names none; None if not known.
-    Errors: CheckpointError when the model has this size already, was resized before, or cannot be resized.
-    """
+    """Return the model for images of ``hints.resize_to``.  interpolation: of the file, if the user names none."""
     if hints.resize_to is None:
         return model
     spec, size = model.spec, (hints.resize_to, hints.resize_to)

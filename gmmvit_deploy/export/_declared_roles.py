@@ -17,7 +17,7 @@ from torch import nn
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, declare
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
-from gmmvit_deploy.graphs.roles import declared_attentions
+from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.layers.attention import attentions_without_scores
 from gmmvit_deploy.models.layers.roles import layer_role, operator_role
@@ -72,9 +72,8 @@ def declare_roles(proto: ModelProto, exported: nn.Module, *, foreign: bool = Fal
     """Write the role of every node, and the attention that the node belongs to, into the node's metadata.
 
     exported: the module that the graph was exported from.
-    foreign: True if another package defines the network. The answered attentions of such a network declare their roles;
-    every other node gets the role that `graphs.guessed_roles` infers, which can be ``unknown``, and the other
-    attentions of the network, such as CaiT's talking heads, are inferred as well.
+    foreign: True if another package defines the network, in which only the answered attentions declare their roles;
+    the other roles, which can be ``unknown``, and the other attentions are those of `graphs.guessed_roles`.
     Errors: ExportError that lists the nodes without a role, or the attentions without a matrix product before and after
     the softmax.
     """
@@ -100,26 +99,21 @@ def declare_roles(proto: ModelProto, exported: nn.Module, *, foreign: bool = Fal
 
 
 def _inferred_attentions(proto: ModelProto, answered: dict[str, AttentionScores]) -> dict[str, str]:
-    """Map the name of each node of an attention that no `AttentionScores` computes to the name of the attention.
-
-    CaiT's talking heads are such attentions. A softmax that is not between two matrix products is no attention.
-    """
+    """Map nodes to the name of their attention where no `AttentionScores` computes it, as in CaiT's talking heads."""
     paths = {_in_network(path) for path in answered}
     return {
-        name: attention.name
-        for attention in guessed_attentions(proto.graph)
-        if attention.known and attention.name not in paths
-        for name in attention.nodes
+        node.name: name
+        for name, nodes in guessed_attentions(proto.graph)
+        if len(nodes) > 1 and name not in paths
+        for node in nodes
     }
 
 
 def _require_products(proto: ModelProto, *, without: set[str]) -> None:
-    """Check that each declared attention has a matrix product before and after its softmax, except those in `without`.
-
-    Errors: ExportError.
-    """
-    declared = declared_attentions(proto.graph)
-    broken = [attention for attention in declared if not attention.known and attention.name not in without]
+    """Errors: ExportError when an attention, but those of ``without``, lacks a matrix product around its softmax."""
+    broken = [
+        attention for attention in attentions_of(proto.graph) if not attention.known and attention.name not in without
+    ]
     if broken:
         raise ExportError(
             f"expected each attention to declare a matrix product, a softmax and a matrix product; {len(broken)} "
@@ -163,10 +157,8 @@ def _attentions(exported: nn.Module) -> dict[str, AttentionScores]:
 def _attention(
     role: Role, origin: _Origin | None, attentions: dict[str, AttentionScores], external: tuple[str, ...]
 ) -> str | None:
-    """Return the name of the attention that a node belongs to, or None.
+    """Return the name of the attention that a node belongs to, from Q Kᵀ to P V without a step that scales Q; or None.
 
-    The nodes of an attention are the matrix product Q Kᵀ, the steps on the scores, the softmax, and the matrix product
-    P V, where P is the result of the softmax. A step that scales Q does not belong to the attention.
     external: the attentions without Q Kᵀ, to which all nodes of their modules belong.
     """
     if origin is None:

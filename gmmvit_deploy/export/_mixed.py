@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.quantize import can_be_dynamic
@@ -29,19 +29,18 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.bundle.gates import Gate
 
-_MOST_MEASURED = 16
-"""The most images on which the error of a projection is measured: a mean over their logits has little noise."""
+_MAX_MEASURED = 16
+"""Max images on which the error of a projection is measured: a mean over their logits has little noise."""
 _TIMED = 8
-_LEAST_GAIN_MS = 1e-3
+_MIN_GAIN_MS = 1e-3
 """A smaller gain is noise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """The projections that are in the dynamic form, and those in float32, by their names in the graph for CPUs."""
+class Forms(TypedDict):
+    """The projections that are not in the static form, by their names in the graph for CPUs."""
 
-    dynamic: tuple[str, ...] = ()
-    float32: tuple[str, ...] = ()
+    dynamic: tuple[str, ...]
+    float32: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,68 +80,62 @@ class Judge:
 def moved_projections(
     plain: ModelProto,
     projections: Sequence[NodeProto],
-    graph_with: Callable[[Moved], ModelProto],
+    graph_with: Callable[..., ModelProto],
     judge: Judge,
     on_progress: OnProgress,
-) -> tuple[Moved, dict[str, Any]]:
+) -> tuple[Forms, dict[str, Any]]:
     """Return (the projections that are not in the static form, notes for the record of the variant).
 
     plain: the float32 graph.  projections: its nodes that int8 quantises.
-    graph_with: returns the int8 graph in which the projections have these forms.
-    The notes hold the form, the error and the gain of each moved projection, and the curve: a row for each graph that
-    was judged, with the numbers of projections in each form and the time as a ratio to the float32 graph.
+    graph_with: returns the int8 graph with the projections ``dynamic`` and ``float32`` in these forms.
+    The notes have a curve: for each judged graph, the numbers of projections in each form, and its time over float32's.
     Errors: ExportError when the gate does not hold with a single projection in int8.
     MissingDependencyError when OpenVINO is not installed.
     """
     names = [node.name for node in projections]
-    rows = evenly_spaced(len(judge.images), _MOST_MEASURED)
+    rows = evenly_spaced(len(judge.images), _MAX_MEASURED)
     timed = judge.images[:_TIMED]
     errors = {}
     for number, name in enumerate(names):
         on_progress(Progress("measure the error of each projection in int8", number, len(names)))
-        alone = graph_with(Moved(float32=tuple(other for other in names if other != name)))
+        alone = graph_with(float32=tuple(other for other in names if other != name))
         logits = emulated_logits(alone, judge.images[rows], name="the int8 graph")
         errors[name] = float(((logits - judge.reference[rows]) ** 2).mean())
-    gains = projection_gains(plain, graph_with(Moved()), projections, timed)
-    order = sorted(names, key=lambda name: -errors[name] / max(gains[name], _LEAST_GAIN_MS))
+    gains = projection_gains(plain, graph_with(), projections, timed)
+    order = sorted(names, key=lambda name: -errors[name] / max(gains[name], _MIN_GAIN_MS))
     matrices = set(can_be_dynamic(projections))
-    most = len(names) + sum(name in matrices for name in names) - 1  # with one more, no projection is in int8
+    max_moves = len(names) + sum(name in matrices for name in names) - 1  # with one more, no projection is in int8
     curve: dict[int, dict[str, Any]] = {}
 
-    def moved(count: int) -> Moved:
+    def moved(count: int) -> Forms:
         """Return the forms after ``count`` moves: all projections to the dynamic form, then these to float32."""
         first = order[:count]
         again = [name for name in order if name in matrices][: max(count - len(order), 0)]
-        return Moved(
-            dynamic=tuple(name for name in first if name in matrices and name not in again),
-            float32=tuple(name for name in first if name not in matrices or name in again),
-        )
+        float32 = tuple(name for name in first if name not in matrices or name in again)
+        return {"dynamic": tuple(name for name in first if name not in float32), "float32": float32}
 
     def holds(count: int) -> bool:
         forms = moved(count)
-        numbers = {"dynamic": len(forms.dynamic), "float32": len(forms.float32)}
+        numbers = {"dynamic": len(forms["dynamic"]), "float32": len(forms["float32"])}
         words = ", ".join(f"{number} {form}" for form, number in numbers.items())
         on_progress(Progress(f"try int8 with {words} of {len(names)} projections"))
-        graph = graph_with(forms)
+        graph = graph_with(**forms)
         curve[count] = {**numbers, **judge.row(graph), "time": relative_time(plain, graph, timed)}
         return bool(curve[count]["holds"])
 
     failed, count = -1, 0
     while not holds(count):
-        if count == most:
-            best = curve[count]
-            kept = ""
+        if count == max_moves:
+            best, kept = curve[count], ""
             if "kept" in best:
-                low, high = best["kept_interval"]
-                kept = (
-                    f"{best['kept']:.2%} of {len(judge.images)} images keep their decision ({low:.2%} to {high:.2%}), "
-                )
+                share, (low, high) = best["kept"], best["kept_interval"]
+                kept = f"{share:.2%} of {len(judge.images)} images keep their decision ({low:.2%} to {high:.2%}), "
             raise ExportError(
                 f"the gate does not hold before all {len(names)} projections are in float32: with one in int8, {kept}"
                 f"{best['db']:.1f} dB",
                 hint="type a lower gate, or use fp32",
             )
-        failed, count = count, min(max(1, 2 * count), most)
+        failed, count = count, min(max(1, 2 * count), max_moves)
     while count - failed > 1:
         middle = (failed + count) // 2
         if holds(middle):
@@ -155,7 +148,7 @@ def moved_projections(
         "moved": [
             {
                 "projection": name,
-                "form": "float32" if name in forms.float32 else "dynamic",
+                "form": "float32" if name in forms["float32"] else "dynamic",
                 "error_share": errors[name] / total if total else 0.0,
                 "gain_ms": gains[name],
             }

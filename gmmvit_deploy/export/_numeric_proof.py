@@ -116,8 +116,7 @@ def require_batches(
 ) -> None:
     """Run the graph in batches of 1, 2 and 3 images and of the largest size, and compare the logits.
 
-    The exporter traces a model with two images. Some models, for example a model with a loop over the images of the
-    batch, export without an error to a graph that computes the right logits only for two images.
+    The exporter traces a model with two images: a loop over the images of the batch exports to a graph for two.
     run: function that runs the graph: inputs (B, …) → logits (B, C).
     inputs: (N, …), distinct inputs of the graph.  expected: (N, C), the logits of ``inputs``.
     limit: the largest allowed absolute difference.  max_batch: the largest batch that the graph must take.

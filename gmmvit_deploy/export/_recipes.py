@@ -36,6 +36,7 @@ from gmmvit_deploy.graphs.quantize import (
 )
 from gmmvit_deploy.graphs.rounding import compensated_rounding
 from gmmvit_deploy.graphs.smoothing import smoothed
+from gmmvit_deploy.graphs.wiring import Wiring
 from gmmvit_deploy.images.data.images import evenly_spaced
 from gmmvit_deploy.inference.cores import cpu_name
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
@@ -52,15 +53,15 @@ if TYPE_CHECKING:
 _STRENGTHS = (0.0, 0.3, 0.5, 0.7)
 _JUDGED_SHARE = 4
 JUDGED_SHARE_OF_GATE = 2
-_MOST_JUDGED = 64
+_MAX_JUDGED = 64
 _TRIALS = 1 + len(_STRENGTHS) + len(RANGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a graph is quantised.  The first fields are defined at the head of this module.
+    """How a graph is quantised, as the head of this module says.
 
-    dynamic, float32: as in `Moved`.
+    dynamic, float32: the projections that are not in the static form, by their names in the graph for CPUs.
     """
 
     rounding: Literal["nearest", "compensated"] = "compensated"
@@ -71,10 +72,7 @@ class Recipe:
 
 
 class _Workshop:
-    """Quantises a graph by recipes; what a smoothing strength needs is computed once.
-
-    proto: the float32 graph.  measured, judged: batches of images that are measured, and on which recipes are judged.
-    """
+    """Quantises a graph by recipes; what a smoothing strength needs is computed once."""
 
     def __init__(
         self,
@@ -114,10 +112,7 @@ class _Workshop:
         return graph, ranges
 
     def score(self, recipe: Recipe) -> float:
-        """Return the signal-to-noise ratio of a recipe's logits on the judged images, in dB.
-
-        The graph is cast as it will be when it is written.
-        """
+        """Return the signal-to-noise ratio in dB of a recipe's logits, with the graph cast as it will be written."""
         graph = cast_graph(self.graph(recipe)[0], self._types)
         logits = emulated_logits(graph, self._judged, name="the int8 graph")
         return signal_to_noise_db(logits, self._reference, over_images=self._over_images)
@@ -143,19 +138,16 @@ class _Workshop:
 
     def _round(self, strength: float) -> dict[str, NDArray[Any]]:
         """Return the compensated integers of each weight of a matrix product; convolutions are rounded to nearest."""
-        from onnx import numpy_helper
-
         if strength not in self._rounded:
             proto, calibration = self._smooth(strength)
-            weights = {constant.name: constant for constant in proto.graph.initializer}
-            rounded = {}
+            wiring, rounded = Wiring(proto.graph), {}
             for node in projections_of(proto.graph):
                 moments = calibration.observed[node.input[0]].moments
                 if node.op_type != "Conv" and node.input[1] not in rounded and moments is not None:
-                    matrix = weight_matrix(node, numpy_helper.to_array(weights[node.input[1]]))
-                    scales = weight_scales(matrix, "int8")
-                    largest = grid_of("int8").largest
-                    rounded[node.input[1]] = compensated_rounding(matrix, moments, scales, largest=largest)
+                    matrix = weight_matrix(node, wiring.stored(node.input[1]))
+                    rounded[node.input[1]] = compensated_rounding(
+                        matrix, moments, weight_scales(matrix, "int8"), largest=grid_of("int8").largest
+                    )
             self._rounded[strength] = rounded
         return self._rounded[strength]
 
@@ -179,8 +171,6 @@ def quantized_by_choice(
     recipe: the recipe that another graph of the network already chose; None tries several.
     judge_from: makes the `Judge` of a gate from its images, their rows and the reference; None without a gate. With a
     ``recipe``, the gate is measured, and need not hold.
-    The notes hold the numbers of images, the range of each activation, the recipe with its score, and all that were
-    tried; with a gate also the gate and the notes of `moved_projections`.
     Errors: InputError when there are too few images, or a value of an activation is not finite; and as
     `moved_projections`.
     """
@@ -189,7 +179,7 @@ def quantized_by_choice(
     if judge_from is not None:
         reference = emulated_logits(proto, images, name="the float32 graph")
         judge = judge_from(images=images, rows=rows, reference=reference)
-    judged = images[evenly_spaced(len(images), _MOST_JUDGED)]
+    judged = images[evenly_spaced(len(images), _MAX_JUDGED)]
     on_progress(Progress("calibrate int8"))
     workshop = _Workshop(proto, measured, judged, zero_points=zero_points, types=types, over_images=over_images)
     scores: dict[Recipe, float] = {}
@@ -221,11 +211,11 @@ def quantized_by_choice(
         moved, notes = moved_projections(
             proto,
             projections_of(proto.graph),
-            lambda forms: workshop.graph(replace(static, **asdict(forms)))[0],
+            lambda **forms: workshop.graph(replace(static, **forms))[0],
             judge,
             on_progress,
         )
-        chosen = replace(static, **asdict(moved))
+        chosen = replace(static, **moved)
         score([chosen])
     graph, ranges = workshop.graph(chosen)
     if judge is not None:

@@ -29,7 +29,7 @@ from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
 from gmmvit_deploy.export.options import ExportOptions
 from gmmvit_deploy.export.variants import CALIBRATION_IMAGES, variants_from_bundle
 from gmmvit_deploy.files.writing import new_folder, require_free, sha256_of_file
-from gmmvit_deploy.graphs.proof import prove_folded
+from gmmvit_deploy.graphs.folded import prove_folded
 from gmmvit_deploy.graphs.weights import write_graph
 from gmmvit_deploy.images.names import clean_name
 from gmmvit_deploy.images.spec import ImageSpec
@@ -173,10 +173,7 @@ def bundle_from_checkpoint(
 
 
 def _require_memory(checkpoint: Path, weights: str | None) -> None:
-    """Refuse an export that does not fit into the memory: the kernel would end it in the middle.  Errors: InputError.
-
-    weights: as in `read_tensors`.
-    """
+    """Errors: InputError for an export that does not fit into the memory: the kernel would end it in the middle."""
     size, available = weights_bytes(checkpoint, weights), available_bytes()
     needed = _GIB // 2 + 4 * size  # measured: four copies of the weights, and what every export takes
     if available is not None and available < needed:
@@ -269,10 +266,7 @@ def _output_records(golden: GoldenSet) -> tuple[OutputRecord, ...]:
 
 
 def _free_parameters(model: Model) -> None:
-    """Free the memory of the parameters of a model, which can no longer be used.
-
-    Without references to the model, the memory would stay in use: the rewrite rules of onnxscript keep the last graph.
-    """
+    """Free the memory of a model, which can no longer be used: the rewrite rules of onnxscript keep the last graph."""
     for parameter in model.parameters():
         parameter.data = parameter.data.new_empty(0)
 
@@ -280,13 +274,8 @@ def _free_parameters(model: Model) -> None:
 def _proven(bundle: Bundle, loaded: LoadedCheckpoint, noises: tuple[Noise, ...]) -> tuple[dict[str, float], Proven]:
     """Run ``model.onnx`` in every runner, and compare the outputs with the golden outputs, which are PyTorch's.
 
-    Both are read from the files, as by every later step. The graph is right if a runner gives the golden outputs
-    without our kernels, which replace parts of the graph; a runner with a fault of its own is left out.
-    noises: the float32 noise of each output.
-    Returns (numbers, the runners). The numbers map ``<runner>_largest_abs`` to the largest difference of each runner,
-    ``limit`` to the limit, and ``spread`` to the largest difference of an output between two golden inputs; for the
-    features beside logits, ``<runner>_features_largest_abs``, ``features_limit`` and ``features_spread``.
-    Errors: ExportError when no runner without our kernels gives the golden outputs.
+    Returns (``export_parity`` of the manifest, the runners).
+    Errors: ExportError when no runner gives the golden outputs without our kernels, which replace parts of the graph.
     """
     inputs, expected = bundle.golden_rows()
     limits = {name: limit_from_stored(noise).largest for name, noise in zip(expected, noises, strict=True)}
@@ -300,9 +289,9 @@ def _proven(bundle: Bundle, loaded: LoadedCheckpoint, noises: tuple[Noise, ...])
     first = next(iter(expected))
     if loaded.model.foreign:
         # Runtimes divide a large batch into chunks, so that more rows than these would run no other batch.
-        most = min(bundle.manifest.max_batch, len(inputs))
+        max_batch = min(bundle.manifest.max_batch, len(inputs))
         with proof_programs(bundle, variant)[next(iter(differences))]() as runner:
-            require_batches(runner.run, inputs, expected[first], limits[first], max_batch=most)
+            require_batches(runner.run, inputs, expected[first], limits[first], max_batch=max_batch)
     parity: dict[str, float] = {}
     for output in expected:
         prefix = "" if output == first else f"{output}_"

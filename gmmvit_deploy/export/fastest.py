@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _ROUNDS = 8
 _TURN_S = 0.005
-"""The least seconds of each half of a turn: export must not take much longer because of this."""
-_MOST_BYTES = 512 * 2**20
+"""Min seconds of each half of a turn: export must not take much longer because of this."""
+_MAX_BYTES = 512 * 2**20
 """The largest graph that is timed: all programs are open at once, each with copies of the weights."""
 
 
@@ -40,7 +40,7 @@ def record_fastest(bundle: Bundle, *, on_progress: OnProgress = ignore) -> Choic
     proven = bundle.manifest.export_parity
     names = [name for name in reversed(ON_CPUS) if f"{name}_largest_abs" in proven]
     graph = open_variant(bundle, "fp32")
-    if len(names) < 2 or sum(file.stat().st_size for file in files_of(graph.path)) > _MOST_BYTES:
+    if len(names) < 2 or sum(file.stat().st_size for file in files_of(graph.path)) > _MAX_BYTES:
         return None
     on_progress(Progress("time the runtimes"))
     programs = proof_programs(bundle, graph)

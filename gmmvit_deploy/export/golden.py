@@ -84,11 +84,7 @@ def _pixels(generator: np.random.Generator, image: ImageSpec) -> NDArray[Any]:
 
 
 def _images(generator: np.random.Generator, *, width: int, height: int) -> tuple[bytes, ...]:
-    """Encode images of various sizes, aspect ratios, colour modes and lossless file formats.
-
-    width, height: the size of the network's input.
-    The colour modes do not depend on the network, because the decoder converts each image to the network's channels.
-    """
+    """Encode images of various sizes, aspect ratios, colour modes and lossless file formats."""
     from PIL import Image
 
     def drawn(width: int, height: int) -> Image.Image:

@@ -25,8 +25,8 @@ from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.graphs.calibration import ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
+from gmmvit_deploy.graphs.folded import prove_folded
 from gmmvit_deploy.graphs.masks import prove_masks
-from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import quantize_graph
 from gmmvit_deploy.graphs.roles import require_known_roles
 from gmmvit_deploy.graphs.smoothing import factors_between, smoothed_by
@@ -79,10 +79,9 @@ def prepared_graph(
 ) -> PreparedGraph:
     """Make the graph of a bundle in another precision, without writing a file.
 
-    for_cpu, recipe: as in `graph_from_model`.  The other arguments are as in `variant_from_bundle`.
+    for_cpu, recipe: as in `graph_from_model`.  The other arguments are as in `variants_from_bundle`.
     Errors: as in `graph_from_model`, and InputError when calibration images are missing, when they are given for a
     precision that does not use calibration, or when this process cannot build the model.
-    gate: what an int8 graph must reach, as in `variants_from_bundle`.
     """
     dynamic = precision == "int8" and for_cpu and calibration is None
     if (precision in QUANTIZED) != (calibration is not None) and not dynamic:
@@ -132,12 +131,8 @@ def graph_from_model(
 ) -> PreparedGraph:
     """Fold a trained model and export a strongly typed graph.
 
-    Unless ``for_cpu`` is True or the precision is fp32, the attentions are rewritten into forms that engines fuse.
-
-    for_cpu: True for the graph for CPUs of int8, with attentions in the form of the folded model, and with float32 in
-    all operators that are not quantised. Apart from the Q/DQ nodes, the quantised weights, and the constants of norms
-    that smoothing changed, the names of nodes and constants are those of ``model.onnx``.
-    preprocessing, max_batch: as in `onnx_from_model`.  padded: as in `variant_from_bundle`.
+    for_cpu: True for the graph for CPUs of int8, in which names of nodes and constants are those of ``model.onnx``.
+    preprocessing, max_batch: as in `onnx_from_model`.  padded: as in `variants_from_bundle`.
     calibration: batches of the graph's input, for int8 and fp8; None writes the dynamic form of int8.
     recipe: how to quantise to int8; None tries several recipes, and takes the one with the best logits.
     judge_from: as in `quantized_by_choice`.

@@ -6,7 +6,6 @@ import contextlib
 import io
 import logging
 import re
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,12 +18,10 @@ from torch import Tensor, nn
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.export._declared_roles import declare_roles, name_nodes
 from gmmvit_deploy.export._numeric_proof import DYNAMIC_BATCH_HINT
-from gmmvit_deploy.graphs.constant_folding import without_constant_nodes
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
-from gmmvit_deploy.graphs.exact_optimization import optimize_exactly
+from gmmvit_deploy.graphs.exported import fold_constants, light_proto, optimize_exactly, put_weights
 from gmmvit_deploy.graphs.no_ops import without_no_ops
 from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
-from gmmvit_deploy.graphs.weights import put_weights, take_weights
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.layers.model import Model
@@ -35,7 +32,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
 
 OPSET = 20  # the first opset with Gelu; LayerNormalization exists since opset 17
-_GRAPHS = ("def forward(", "class GraphModule")
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in forward\n(.*)')
 
 
@@ -80,8 +76,6 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
         ExportError: the exporter fails, the batch of the graph is fixed, or `declare_roles` refuses the graph.
         InputError: ``preprocessing`` has no mean and std.
     """
-    import onnx_ir as ir
-
     if preprocessing is None:
         module: nn.Module = model
         name, example = "tensor", torch.zeros(2, *input_shape(model.spec))
@@ -116,9 +110,8 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
     if model.foreign:
         with quiet_exporter():
             optimize_exactly(graph)
-            graph = without_constant_nodes(graph)
-    weights = take_weights(graph)
-    proto = ir.to_proto(graph)
+            fold_constants(graph)
+    proto, weights = light_proto(graph)
     del program, graph
     require_dynamic_batch(proto)
     if model.foreign:
@@ -227,31 +220,11 @@ def _reason_of_exporter(exc: Exception) -> str:
 @contextlib.contextmanager
 def quiet_exporter() -> Iterator[None]:
     """Suppress the exporter's messages about progress, deprecations, missing torchvision, and graphs that fail."""
-    level = logging.root.manager.disable
+    level, text = logging.root.manager.disable, io.StringIO()
     logging.disable(max(level, logging.ERROR))
-    stderr: Any = _WithoutGraphs(sys.stderr)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(stderr):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(level)
-
-
-class _WithoutGraphs:
-    """A stream without the graphs that ``torch.export`` prints when it fails."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._graph_before = False
-
-    def write(self, text: str) -> int:
-        is_graph = text.lstrip().startswith(_GRAPHS)
-        if is_graph or (self._graph_before and text == "\n"):
-            self._graph_before = is_graph
-            return len(text)
-        self._graph_before = False
-        return int(self._stream.write(text))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)

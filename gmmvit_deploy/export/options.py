@@ -131,10 +131,7 @@ class ExportOptions:
         return tuple(thresholds[name] for name in names)
 
     def _check_task(self, known: KnownImages) -> None:
-        """Check that the task is that of the checkpoint.
-
-        A checkpoint never sets the task to multi-label: the thresholds are the user's.
-        """
+        """Errors: InputError for another task than the checkpoint's, which never sets multi-label by itself."""
         if known.task in (None, self.agreed_task) or not self.has_logits:
             return
         if known.task == "multi-label":

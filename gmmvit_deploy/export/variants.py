@@ -83,21 +83,17 @@ def variants_from_bundle(
 ) -> list[Variant]:
     """Write the graphs of a bundle in several precisions, each with its record.
 
-    A graph that CPUs run is also timed in turn with fp32, for its record. For fp32, nothing is written, because
-    ``model.onnx`` is the graph in fp32. For int8, a graph for CPUs is written, and with calibration images also the
-    graph for GPUs, if the bundle has none.
+    For fp32, nothing is written: ``model.onnx`` is the graph. For int8, a graph for CPUs is written, and with
+    calibration images also the graph for GPUs, if the bundle has none.
 
     calibration: the source of the images that calibrate int8 and fp8, as in `open_images`. Without it, int8 has the
     dynamic form, and fp8 cannot be written.
-    calibration_images: the maximum number of images.
     padded: if engines do not fuse attention with the model's head dim, pad the heads with zeros to a larger head dim.
     gate: what the int8 graph for CPUs must reach: projections move to more exact forms until it does, which gives the
-    mixed form. In the graph for GPUs, these are not quantised; its record says whether the gate holds there. A graph
-    for GPUs that the bundle has stays as it is, unless ``force`` is set.
+    mixed form. In the graph for GPUs, these are not quantised; its record says whether the gate holds there.
     like: the record of a calibrated int8 graph, whose recipe is taken, with no projection in a more exact form; None
     tries several recipes. Not with ``gate``.
     force: replace existing graphs and records.
-    on_progress: called at the start of each precision.
     Errors:
         InputError: calibration images are missing, or are given for a precision that does not use calibration; or this
         process cannot build the model, because the code of the model is in a file that the user did not name.
@@ -107,9 +103,8 @@ def variants_from_bundle(
         no runtime gives the golden logits (PyTorch's logits, recorded at export) within the limit.
         OutputError: a graph exists and ``force`` is not set, before any work if its name is known then; or writing
         fails.
-    Each leaves the graphs of its precision unchanged. All files are on the disk before the first of them replaces an
-    earlier file. If the process is killed between these replacements, a record and a graph do not match, which
-    `open_variant` reports.
+    Each leaves the graphs of its precision unchanged. If the process is killed while files are replaced, a record and a
+    graph may not match, which `open_variant` reports.
     Returns the graphs that were written, in the order of the precisions, of int8 the one for CPUs first.
     """
     for precision in precisions:
@@ -264,13 +259,11 @@ def _recorded(
 def _proven(bundle: Bundle, variant: Variant, recorded: float) -> dict[str, dict[str, Any]]:
     """Run the graph in every runner on CPUs that supports the precision, and compare the logits with the golden logits.
 
-    For bf16, OpenVINO loads the float32 graph ``model.onnx`` and chooses where to round, as in a Triton server.
-    recorded: the largest absolute difference between the golden logits and the logits that `_measured` computed with
-    every rounding of the graph; for int8 and fp8, the limit is a multiple of this difference.
-    Returns name of a runner → its largest absolute difference and the limit, or the reason why the runner was left out.
-    Errors: ExportError when runners of this machine cannot run the graph or exceed the precision's limit
-    (`tolerances`), and no other runner gives the golden logits. Such runners alone do not show that the graph is wrong
-    in bf16, where OpenVINO runs another graph, and in int8 on a CPU where OpenVINO's products saturate.
+    recorded: the largest absolute difference that `_measured` computed with every rounding of the graph.
+    Returns ``programs`` of the record.
+    Errors: ExportError when runners of this machine cannot run the graph or exceed the precision's limit, and no other
+    gives the golden logits. They do not show that the graph is wrong in bf16, where OpenVINO runs ``model.onnx`` and
+    chooses where to round, and in int8 on a CPU where OpenVINO's products saturate.
     """
     inputs, outputs = bundle.golden_rows()
     first, expected = next(iter(outputs.items()))

@@ -108,10 +108,7 @@ class _Cast:
         return self._types["residual"] if any(name in self._floats for name in node.input) else None
 
     def _as(self, name: str, kind: ElementType, *, reader: NodeProto) -> str:
-        """Return the name of the tensor in a data type, after adding a constant or a Cast node if it has another type.
-
-        reader: the node that reads the tensor.  A Cast between two nodes of an attention belongs to the attention.
-        """
+        """Return the name of the tensor in a data type.  A Cast between two nodes of an attention belongs to it."""
         if name in self._floats:
             return self._constant(name, kind)
         if self._kinds.get(name, kind) == kind:

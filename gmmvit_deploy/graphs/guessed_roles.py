@@ -1,16 +1,11 @@
-"""Infer the role of each node in a graph from another exporter, from the operators and connections of the nodes.
-
-A role says what a node is for (`roles`). The nodes of a graph that this package exported declare their roles
-(`declared`), and declared roles take precedence over inferred roles. A node that no rule matches has the role
-``unknown``, and computes in float32 in every precision.
-"""
+"""Infer the role and the attention of each node in a graph of another exporter, whose nodes declare none (`roles`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS, Attention
+from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS
 from gmmvit_deploy.graphs.role_patterns import (
     adds_token_sum,
     head_nodes,
@@ -42,67 +37,47 @@ _DIRECT: dict[str, Role] = {
 _BETWEEN = frozenset({"Add", "Cast", "Mul", "Reshape"})
 
 
-def guessed_attentions(graph: GraphProto) -> tuple[Attention, ...]:
-    """Return an `Attention` for every softmax; ``known`` is True if the softmax is between two matrix products."""
+def guessed_attentions(graph: GraphProto) -> list[tuple[str, list[NodeProto]]]:
+    """Return (name, nodes) for every softmax: the nodes from Q Kᵀ to P V, or only the softmax if it is not between two
+    matrix products.
+    """
     wiring = Wiring(graph)
-    talking = talking_heads(graph, wiring)
-    return tuple(_attention(node, wiring, talking) for node in graph.node if node.op_type == "Softmax")
+    passable = {node.name for node in graph.node if node.op_type in _BETWEEN or wiring.is_mixing(node)}
+    passable |= talking_heads(graph, wiring).keys()
 
+    def before(node: NodeProto) -> NodeProto | None:
+        return wiring.maker.get(next(iter(wiring.computed_inputs(node)), ""))
 
-def _attention(softmax: NodeProto, wiring: Wiring, talking: Mapping[str, Role]) -> Attention:
-    name = softmax.name.rpartition("/")[0] or softmax.name
-    before = _walk(
-        wiring.maker.get(softmax.input[0]),
-        wiring,
-        talking,
-        lambda node: wiring.maker.get(next(iter(wiring.computed_inputs(node)), "")),
-    )
-    after = _walk(
-        wiring.only_reader(softmax.output[0]), wiring, talking, lambda node: wiring.only_reader(node.output[0])
-    )
-    if not before or not after:
-        return Attention(name=name, nodes=(softmax.name,), known=False)
-    inside = [*reversed(before), softmax, *after]
-    masks = [
-        node.input[index]
-        for node in before
-        if node.op_type == "Mul"
-        and (index := wiring.constant_input(node)) is not None
-        and wiring.sizes[node.input[index]] > 1
-    ]
-    return Attention(
-        name=name,
-        nodes=tuple(node.name for node in inside),
-        mask=masks[0] if masks else None,
-        mixes_heads=any(wiring.is_mixing(node) or node.name in talking for node in inside),
-    )
+    def after(node: NodeProto) -> NodeProto | None:
+        return wiring.only_reader(node.output[0])
+
+    attentions = []
+    for softmax in graph.node:
+        if softmax.op_type == "Softmax":
+            query_key, weights_value = (_walk(softmax, onwards, wiring, passable) for onwards in (before, after))
+            inside = [*reversed(query_key), softmax, *weights_value] if query_key and weights_value else [softmax]
+            attentions.append((softmax.name.rpartition("/")[0] or softmax.name, inside))
+    return attentions
 
 
 def _walk(
-    node: NodeProto | None,
-    wiring: Wiring,
-    talking: Mapping[str, Role],
-    onwards: Callable[[NodeProto], NodeProto | None],
+    softmax: NodeProto, onwards: Callable[[NodeProto], NodeProto | None], wiring: Wiring, passable: set[str]
 ) -> list[NodeProto]:
-    """Return the nodes on the path from ``node`` to the next matrix product, with both; empty without such a product.
-
-    onwards: returns the next node on the path, or None at its end.
-    """
+    """Return the nodes after the softmax up to a matrix product, in the direction of ``onwards``; empty without one."""
     passed: list[NodeProto] = []
+    node = onwards(softmax)
     while node is not None:
         passed.append(node)
         if wiring.is_product(node):
             return passed
-        if node.op_type not in _BETWEEN and not wiring.is_mixing(node) and node.name not in talking:
-            return []
-        node = onwards(node)
+        node = onwards(node) if node.name in passable else None
     return []
 
 
 def guessed_roles(graph: GraphProto) -> dict[str, Role]:
     """Map the name of each node to the node's role, or to ``unknown`` if no rule applies."""
     wiring = Wiring(graph)
-    inside = {name for attention in guessed_attentions(graph) for name in attention.nodes}
+    inside = {node.name for _, nodes in guessed_attentions(graph) for node in nodes}
     recognised: dict[str, Role] = {
         **dict.fromkeys(head_nodes(graph, wiring), "head"),
         **dict.fromkeys(rotation_nodes(graph, wiring), "rotation"),

@@ -6,26 +6,23 @@ The masks cost the difference between the time of a graph and the time of its tw
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.cast import numpy_type
 from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, MaskChange, array_of
-from gmmvit_deploy.graphs.proof import constant_nodes, unfolded_operators
+from gmmvit_deploy.graphs.folded import require_folded
 from gmmvit_deploy.graphs.roles import attentions_of
-from gmmvit_deploy.graphs.wiring import copy_of, rewrite_graph
+from gmmvit_deploy.graphs.wiring import Wiring, copy_of, rewrite_graph
 from gmmvit_deploy.inference.precision import element_type
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
     from gmmvit_deploy.inference.precision import Precision
-
-_EXPORT = "type gmmvit export CHECKPOINT -o BUNDLE to write a graph with folded masks"
 
 
 def changes_of(masks: Sequence[LayerConstant], precision: Precision) -> Iterator[MaskChange]:
@@ -54,23 +51,6 @@ def changes_of(masks: Sequence[LayerConstant], precision: Precision) -> Iterator
             )
 
 
-def require_folded(proto: ModelProto) -> None:
-    """Check that a graph computes no mask and no other constant at run time.  Errors: ExportError when it does."""
-    if left := unfolded_operators(proto.graph):
-        raise ExportError(
-            f"the graph computes its mask at run time, with the operators {', '.join(left)}", hint=_EXPORT
-        )
-    idle = [name for name in constant_nodes(proto.graph) if not name.endswith("(DequantizeLinear)")]
-    if idle:
-        what = (
-            "computes its mask at run time"
-            if any("mask" in name for name in idle)
-            else "computes constants at run time"
-        )
-        more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
-        raise ExportError(f"the graph {what}, in {', '.join(idle[:3])}{more}", hint=_EXPORT)
-
-
 def prove_masks(
     proto: ModelProto, masks: Sequence[LayerConstant], records: Sequence[ConstantRecord], precision: Precision
 ) -> tuple[dict[str, str], dict[str, str]]:
@@ -80,16 +60,14 @@ def prove_masks(
     Returns (layer → name of the layer's mask in the graph, layer → SHA-256 of the bytes of this mask).
     Errors: ExportError when a mask is absent or another, and as in `require_folded`.
     """
-    from onnx import numpy_helper
-
     require_folded(proto)
     kind = element_type("mask", precision)
-    constants = {constant.name: constant for constant in proto.graph.initializer}
+    wiring = Wiring(proto.graph)
     names, hashes = {}, {}
     for mask, record in zip(masks, records, strict=True):
         name = record.constant if kind == "float32" else f"{record.constant}.{kind}"
         expected = array_of(mask.constant).astype(numpy_type(kind))
-        stored: NDArray[Any] | None = numpy_helper.to_array(constants[name]) if name in constants else None
+        stored = wiring.array(name)
         if stored is None or stored.tobytes() != expected.tobytes():
             raise ExportError(f"{mask.layer}: the graph does not contain the folded mask of this layer in {kind}")
         names[mask.layer], hashes[mask.layer] = name, sha256_of_bytes(expected.tobytes())
@@ -105,16 +83,14 @@ def with_masks_of_one(proto: ModelProto) -> ModelProto:
 
     out = copy_of(proto)
     masks = {attention.mask for attention in attentions_of(out.graph) if attention.mask}
-    types = {
-        constant.name: numpy_helper.to_array(constant).dtype
-        for constant in out.graph.initializer
-        if constant.name in masks
-    }
     for node in out.graph.node:
         for index, name in enumerate(node.input):
             if name in masks:
                 node.input[index] = f"{name}.one"
-    kept = [constant for constant in out.graph.initializer if constant.name not in masks]
-    kept += [numpy_helper.from_array(np.asarray(0.25, kind), f"{name}.one") for name, kind in types.items()]
-    rewrite_graph(out.graph, out.graph.node, kept)
+    ones = [
+        numpy_helper.from_array(np.asarray(0.25, numpy_helper.to_array(mask).dtype), f"{mask.name}.one")
+        for mask in out.graph.initializer
+        if mask.name in masks
+    ]
+    rewrite_graph(out.graph, out.graph.node, [*out.graph.initializer, *ones])
     return out

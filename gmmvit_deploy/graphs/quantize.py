@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare
 from gmmvit_deploy.graphs.roles import roles_of
-from gmmvit_deploy.graphs.wiring import attribute_of, copy_of, rewrite_graph
+from gmmvit_deploy.graphs.wiring import Wiring, attribute_of, copy_of, rewrite_graph
 from gmmvit_deploy.inference.precision import SPECS, Precision
 
 if TYPE_CHECKING:
@@ -156,10 +156,8 @@ def quantize_graph(
     Errors: ExportError when ``ranges`` has no range for an activation, or a range that is empty or not finite; or
     without ranges, when all projections are convolutions.
     """
-    from onnx import numpy_helper
-
     out = copy_of(proto)
-    weights = {constant.name: constant for constant in out.graph.initializer}
+    wiring = Wiring(out.graph)
     pairs = _Pairs(grid_of(precision), zero_points=zero_points, rounded=rounded or {})
     projections = {node.name for node in projections_of(out.graph)} - projections_named(out.graph, float32)
     while_running = set(dynamic)
@@ -183,7 +181,7 @@ def quantize_graph(
                         f"got {low} to {high}"
                     )
                 node.input[0] = pairs.activation(node.name, activation, low, high)
-            node.input[1] = pairs.weight(node, numpy_helper.to_array(weights[weight]))
+            node.input[1] = pairs.weight(node, wiring.stored(weight))
         pairs.nodes.append(node)
     rewrite_graph(out.graph, pairs.nodes, [*out.graph.initializer, *pairs.constants])
     return out
@@ -199,10 +197,7 @@ class _Pairs:
         self._made: dict[str, str] = {}
 
     def activation(self, reader: str, name: str, low: float, high: float) -> str:
-        """Make DQ(Q(x)) for the activation x, ``name``, of the projection ``reader``; return the name of its output.
-
-        Each projection has its own Q/DQ pair, so that an engine can fuse the pair with the projection.
-        """
+        """Make DQ(Q(x)) for a projection alone, so that an engine fuses both; return the name of its output."""
         from onnx import helper
 
         stem = f"{reader}.input"

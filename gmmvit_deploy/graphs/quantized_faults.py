@@ -130,9 +130,7 @@ def _difference(array: NDArray[Any], right: NDArray[Any]) -> str:
 
 def quantized_range(wiring: Wiring, node: NodeProto) -> tuple[float, float]:
     """Return the smallest and the largest value that a QuantizeLinear or DequantizeLinear node can represent."""
-    from onnx import numpy_helper
-
-    scale, zero = (numpy_helper.to_array(wiring.initializers[name]) for name in node.input[1:3])
+    scale, zero = map(wiring.stored, node.input[1:3])
     if zero.dtype == np.uint8:
         return float((0 - float(zero)) * scale), float((255 - float(zero)) * scale)
     largest = float(scale) * (127 if zero.dtype == np.int8 else 448)

@@ -7,8 +7,9 @@
     token sum      y + f · Σ_j x_j with a constant f: a bias that depends on the sum over the tokens
     head mixing    a linear map of the heads between two Transposes: (B, H, n, n) → (B, n, n, H) → (B, H, n, n)
     norm           x / Σ x or x / (ε + Σ x), the division of a tensor by its sum (L1 norm of external attention)
+    head           the linear maps that compute the logits, and the sum or mean of two, as in a distilled model
 
-The functions read a graph through `Wiring`. `guessed_roles` turns the results into roles.
+`guessed_roles` turns the results into roles.
 """
 
 from __future__ import annotations
@@ -51,10 +52,7 @@ def is_activation(node: NodeProto, wiring: Wiring, activated: set[str]) -> bool:
 
 
 def root_mean_square_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
-    """Return the names of the nodes of each x / √(mean(x²) + ε): Pow or Mul, ReduceMean, Add, Sqrt, and Div.
-
-    In place of Div, a Reciprocal and a Mul may follow the Sqrt.
-    """
+    """Return the names of Pow or Mul, ReduceMean, Add, Sqrt, and Div, or Reciprocal and Mul, of each norm."""
     names: set[str] = set()
     for root in graph.node:
         total = wiring.made_by(root.input[0], "Add") if root.op_type == "Sqrt" else None
@@ -81,11 +79,7 @@ def adds_token_sum(node: NodeProto, wiring: Wiring) -> bool:
 
 
 def rotation_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
-    """Return the names of the nodes that rotate Q or K: the Neg, both Mul nodes and the Add of each rotation.
-
-    A Neg belongs to a rotation if its result only moves to a multiplication by a constant, and the product is added to
-    another product with a constant. A rotation without Neg adds the products of x and of swapped(x) with constants.
-    """
+    """Return the names of the nodes that rotate Q or K: the Neg, if any, both Mul nodes and the Add."""
     names = _swapping_rotations(graph, wiring)
     for negation in graph.node:
         if negation.op_type != "Neg":
@@ -156,10 +150,7 @@ def sum_norm_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
 
 
 def talking_heads(graph: GraphProto, wiring: Wiring) -> dict[str, Role]:
-    """Map the nodes of each head mixing in the last dimension to their roles.
-
-    They are a Transpose, a MatMul with a constant (heads, heads) matrix, the Add of a bias or none, and a Transpose.
-    """
+    """Map the nodes of each head mixing to their roles: Transpose, MatMul, Add if there is a bias, Transpose."""
     roles: dict[str, Role] = {}
     for node in graph.node:
         if node.op_type != "MatMul" or wiring.constant_input(node) != 1:
@@ -179,11 +170,7 @@ def talking_heads(graph: GraphProto, wiring: Wiring) -> dict[str, Role]:
 
 
 def head_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
-    """Return the names of the nodes that compute the logits: the last linear maps, and their sum or mean.
-
-    A distilled model has two, whose logits are added and divided by 2. A model trained with token labels adds the
-    largest logits of a linear map that reads every token. Otherwise, the result is the node that outputs the logits.
-    """
+    """Return the names of the last linear maps and of the nodes after them; else of the nodes with an output."""
     names: set[str] = set()
     for value in graph.output:
         last = wiring.maker.get(value.name)

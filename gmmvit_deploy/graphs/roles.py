@@ -32,12 +32,12 @@ The export of this package writes the role into each node's metadata (`declared`
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import Attention, declared_attention, declared_role
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
+from gmmvit_deploy.graphs.wiring import Wiring
 from gmmvit_deploy.inference.precision import Role
 
 if TYPE_CHECKING:
@@ -59,43 +59,33 @@ def roles_of(graph: GraphProto) -> dict[str, Role]:
 
 
 def attentions_of(graph: GraphProto) -> tuple[Attention, ...]:
-    """Return the declared attentions, or the inferred attentions if no node declares a role, in the graph's order."""
-    if not any(declared_role(node) for node in graph.node):
-        return guessed_attentions(graph)
-    return declared_attentions(graph)
+    """Return the declared attentions, or the inferred attentions if no node declares a role, in the graph's order.
 
-
-def declared_attentions(graph: GraphProto) -> tuple[Attention, ...]:
-    """Return every attention that the graph's nodes declare, in the order of the graph.
-
-    It has ``known=False`` unless nodes before and after the softmax declare the role ``product``.
+    An attention has ``known=False`` unless nodes before and after its softmax have the role ``product``.
     """
-    parts: dict[str, list[NodeProto]] = {}
-    for node in graph.node:
-        name = declared_attention(node)
-        if name is not None:
-            parts.setdefault(name, []).append(node)
-    matrices = {constant.name for constant in graph.initializer if math.prod(constant.dims) > 1}
-    return tuple(_declared(name, nodes, matrices) for name, nodes in parts.items())
+    roles = roles_of(graph)
+    if any(declared_role(node) for node in graph.node):
+        parts: dict[str, list[NodeProto]] = {}
+        for node in graph.node:
+            if (name := declared_attention(node)) is not None:
+                parts.setdefault(name, []).append(node)
+        found = list(parts.items())
+    else:
+        found = guessed_attentions(graph)
+    matrices = {name for name, size in Wiring(graph).sizes.items() if size > 1}
+    return tuple(_attention(name, nodes, [roles[node.name] for node in nodes], matrices) for name, nodes in found)
 
 
-def _declared(name: str, nodes: list[NodeProto], matrices: set[str]) -> Attention:
-    roles = [declared_role(node) for node in nodes]
+def _attention(name: str, nodes: list[NodeProto], roles: list[Role], matrices: set[str]) -> Attention:
     softmaxes = [index for index, role in enumerate(roles) if role == "softmax"]
     if not softmaxes or "product" not in roles[: softmaxes[0]] or "product" not in roles[softmaxes[-1] :]:
         alone = [nodes[index] for index in softmaxes] or nodes
         return Attention(name=name, nodes=tuple(node.name for node in alone), known=False)
-    masks = [
-        other
-        for node, role in zip(nodes, roles, strict=True)
-        if role == "mask"
-        for other in node.input
-        if other in matrices
-    ]
+    factors = [node for node, role in zip(nodes, roles, strict=True) if role == "mask"]
     return Attention(
         name=name,
         nodes=tuple(node.name for node in nodes),
-        mask=masks[0] if masks else None,
+        mask=next((other for node in factors for other in node.input if other in matrices), None),
         mixes_heads="mixing" in roles,
         normalises_heads="norm" in roles[softmaxes[-1] :],
     )

@@ -40,12 +40,12 @@ def smoothed(
     of_norms: dict[str, NDArray[Any]] = {}
     for norm, readers in smoothable_norms(proto.graph):
         names = {node.input[0] for node in readers}
-        of_weights = np.max([np.abs(weight_matrix(node, _array(wiring, node.input[1]))).max(0) for node in readers], 0)
+        of_weights = np.max([np.abs(weight_matrix(node, wiring.stored(node.input[1]))).max(0) for node in readers], 0)
         of_values = np.max([largest[name] for name in names], axis=0)
         factor = np.maximum(of_values, _TINY) ** strength / np.maximum(of_weights, _TINY) ** (1 - strength)
         factor = (2.0 ** np.rint(np.log2(factor / np.exp(np.log(factor).mean())))).astype(np.float32)
         # Nothing would show the factor of a channel that is always 0.
-        factor[np.all([_array(wiring, name) == 0 for name in norm.input[1:]], axis=0)] = 1
+        factor[np.all([wiring.stored(name) == 0 for name in norm.input[1:]], axis=0)] = 1
         of_norms[norm.name] = factor
         factors.update(dict.fromkeys(names, factor))
     return smoothed_by(proto, of_norms), factors
@@ -66,9 +66,9 @@ def smoothed_by(proto: ModelProto, factors: Mapping[str, NDArray[Any]]) -> Model
         for index, name in enumerate(norm.input):
             if index and name:  # other nodes may read the same constant
                 norm.input[index] = f"{norm.name}.smoothed.{index}"
-                values[norm.input[index]] = _array(wiring, name) / factor
+                values[norm.input[index]] = wiring.stored(name) / factor
         for node in readers:
-            weight = _array(wiring, node.input[1])
+            weight = wiring.stored(node.input[1])
             values[node.input[1]] = weight * (factor if output_axis(node) == 0 else factor[:, None])
     kept = [tensor for tensor in out.graph.initializer if tensor.name not in values]
     changed = [numpy_helper.from_array(value, name) for name, value in values.items()]
@@ -85,10 +85,10 @@ def factors_between(plain: GraphProto, smooth: GraphProto) -> dict[str, NDArray[
     named = {node.name: node for node in smooth.node}
     factors = {}
     for norm, _ in smoothable_norms(plain):
-        factor = np.ones(_array(before, norm.input[1]).shape, np.float32)
+        factor = np.ones(before.stored(norm.input[1]).shape, np.float32)
         stored = named[norm.name].input[1:] if norm.name in named else ()
         for old, new in reversed(list(zip(norm.input[1:], stored, strict=False))):
-            was, now = _array(before, old), after.array(new)
+            was, now = before.stored(old), after.array(new)
             if now is not None and now.shape == was.shape:
                 ratio = np.divide(was, now, out=factor.copy(), where=(was != 0) & (now != 0))
                 factor = np.exp2(np.rint(np.log2(np.abs(ratio), out=np.zeros_like(ratio), where=ratio > 0)))
@@ -117,13 +117,6 @@ def smoothable_norms(graph: GraphProto) -> list[tuple[NodeProto, list[NodeProto]
         if readers and len(readers) == len(found) and own:
             norms.append((norm, readers))
     return norms
-
-
-def _array(wiring: Wiring, name: str) -> NDArray[Any]:
-    from onnx import numpy_helper
-
-    array: NDArray[Any] = numpy_helper.to_array(wiring.initializers[name])
-    return array
 
 
 def _readers(wiring: Wiring, name: str, projections: set[str], outputs: set[str]) -> Iterator[NodeProto | None]:

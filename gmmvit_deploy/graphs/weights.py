@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
     from onnx import ModelProto, TensorProto
 
 EXTERNAL_FROM_BYTES = 1_500_000_000
@@ -64,7 +63,7 @@ def _lowest_ir_version(proto: ModelProto) -> int:
 
 
 def _write_parts(proto: ModelProto, path: Path) -> None:
-    """Write a graph, and then each of its constants: protobuf needs several times the memory of what it serialises.
+    """Write a graph, then each constant: protobuf needs several times the memory of what it serialises.
 
     A reader joins the parts, because a protobuf that follows another one in a file adds to its lists.
     """
@@ -87,7 +86,7 @@ def without_weights(proto: ModelProto) -> ModelProto:
     _copy_fields(proto.graph, light.graph, leave_out="initializer")
     for tensor in proto.graph.initializer:
         copy = light.graph.initializer.add()
-        if _size_bytes(tensor) <= _LARGE_BYTES or not tensor.HasField("raw_data"):
+        if not is_large(_size_bytes(tensor)) or not tensor.HasField("raw_data"):
             copy.CopyFrom(tensor)
             continue
         copy.name, copy.data_type, copy.data_location = tensor.name, tensor.data_type, tensor.EXTERNAL
@@ -96,32 +95,9 @@ def without_weights(proto: ModelProto) -> ModelProto:
     return light
 
 
-def take_weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
-    """Take the values of large constants out of a graph of onnx_ir.  Returns name of a constant → values.
-
-    The graph can then be converted and copied without a copy of the weights, until `put_weights` puts them back.
-    """
-    import onnx_ir as ir
-
-    taken: dict[str, ir.TensorProtocol] = {}
-    for name, value in model.graph.initializers.items():
-        tensor = value.const_value
-        if tensor is None or tensor.nbytes <= _LARGE_BYTES:
-            continue
-        taken[name] = tensor
-        value.const_value = ir.ExternalTensor(
-            "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name
-        )
-    return taken
-
-
-def put_weights(proto: ModelProto, taken: dict[str, ir.TensorProtocol]) -> None:
-    """Put the values from `take_weights` into the graph.  Each value leaves ``taken``, so that no two copies stay."""
-    for tensor in proto.graph.initializer:
-        if tensor.data_location == tensor.EXTERNAL:
-            del tensor.external_data[:]
-            tensor.ClearField("data_location")
-            tensor.raw_data = taken.pop(tensor.name).tobytes()
+def is_large(byte_count: int) -> bool:
+    """Return True if a constant of this size may lie outside of the graph."""
+    return byte_count > _LARGE_BYTES
 
 
 def _size_bytes(tensor: TensorProto) -> int:

@@ -60,10 +60,14 @@ class Wiring:
 
     def array(self, name: str) -> NDArray[Any] | None:
         """Return the values of an initializer, or None for any other tensor."""
+        return self.stored(name) if name in self.initializers else None
+
+    def stored(self, name: str) -> NDArray[Any]:
+        """Return the values of an initializer.  Errors: KeyError for any other tensor."""
         from onnx import numpy_helper
 
-        tensor = self.initializers.get(name)
-        return None if tensor is None else numpy_helper.to_array(tensor)
+        values: NDArray[Any] = numpy_helper.to_array(self.initializers[name])
+        return values
 
     def inner_shape(self, name: str) -> tuple[int, ...] | None:
         """Return the declared dimensions of a tensor without the batch, or None if a dimension is unknown."""

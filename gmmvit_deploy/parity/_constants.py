@@ -23,7 +23,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.constants import ConstantRecord, array_of, bytes_of_array
-from gmmvit_deploy.graphs.proof import prove_folded, stored_constants
+from gmmvit_deploy.graphs.folded import prove_folded, stored_constants
 from gmmvit_deploy.models.folding.fold import FoldedConstant, fold
 from gmmvit_deploy.parity._verdict import Check, passed_unless
 from gmmvit_deploy.parity.reference import Reference

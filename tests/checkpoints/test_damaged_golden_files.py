@@ -26,7 +26,6 @@ from tests.golden_files import RELEASED, content_of, state_of
 State = dict[str, Tensor]
 WEIGHTS = "model.safetensors"
 OF_OTHER_CODE = tuple(name for name in NAMES if name not in RELEASED)
-each_name = pytest.mark.parametrize("name", OF_OTHER_CODE)
 ONE_OF_EACH_SOURCE = {MANIFEST[name]["folder"].name: name for name in reversed(OF_OTHER_CODE)}.values()
 each_source = pytest.mark.parametrize("name", ONE_OF_EACH_SOURCE)
 
@@ -123,7 +122,7 @@ def test_a_tensor_with_nan(name: str, tmp_path: Path) -> None:
         assert "NaN" in message
 
 
-@each_name
+@each_source
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
 def test_a_truncated_file(name: str, share: float, tmp_path: Path) -> None:
     path = tmp_path / golden(name).path.name

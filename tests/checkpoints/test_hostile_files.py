@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from gmmvit_deploy.checkpoints import _pickled as pickled
+from gmmvit_deploy.checkpoints import _torch_file as torch_file
 from gmmvit_deploy.checkpoints._pickled import BUILDERS
 from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.errors import CheckpointError
@@ -134,17 +135,22 @@ def test_only_plain_values_of_a_namespace_are_taken(value: Any, tmp_path: Path) 
     assert args_of(tmp_path, thing=value, size=np.int64(32), on=np.bool_(True)) == {"size": 32, "on": True}
 
 
-def test_a_namespace_that_contains_itself(tmp_path: Path) -> None:
-    args = Namespace(lr=1.0)
+def _itself() -> Namespace:
+    args = Namespace()
     args.itself = args
-    assert args_of(tmp_path, **vars(args)) == {"lr": 1.0}
+    return args
 
 
-def test_shared_lists_that_stand_for_billions_of_values(tmp_path: Path) -> None:
+def _billions() -> list[Any]:
     value: list[Any] = []
     for _ in range(30):
         value = [value] * 10
-    assert args_of(tmp_path, lr=1.0, x=value) == {"lr": 1.0}
+    return value
+
+
+@pytest.mark.parametrize("make", [_itself, _billions])
+def test_values_without_end_are_left_out(make: Callable[[], Any], tmp_path: Path) -> None:
+    assert args_of(tmp_path, lr=1.0, x=make()) == {"lr": 1.0}
 
 
 def test_names_of_python_are_only_names_in_a_namespace(tmp_path: Path) -> None:
@@ -244,6 +250,7 @@ def test_a_tensor_written_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "numbers",
     [
+        {},  # the file has no storage
         {"numel": 5},
         {"numel": 2**40},
         {"numel": -4},
@@ -265,14 +272,10 @@ def test_a_tensor_written_by_hand(tmp_path: Path) -> None:
     ids=str,
 )
 def test_tensors_that_reach_outside_their_storage(numbers: dict[str, Any], tmp_path: Path) -> None:
+    stored = {} if numbers == {} else {"_0": bytes(16)}
     data = tensor_pickle(**{"numel": 4, "shape": (2, 2), "stride": (2, 1), **numbers})
     with pytest.raises(CheckpointError, match=r"truncated or damaged|to be a dense tensor"):
-        read_tensors(zipped(tmp_path, data, _0=bytes(16)))
-
-
-def test_storage_is_absent(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="truncated or damaged"):
-        read_tensors(zipped(tmp_path, tensor_pickle(numel=4, shape=(4,), stride=(1,))))
+        read_tensors(zipped(tmp_path, data, **stored))
 
 
 def test_compressed_archive(tmp_path: Path) -> None:
@@ -284,26 +287,20 @@ def test_compressed_archive(tmp_path: Path) -> None:
         read_tensors(path)
 
 
-def test_huge_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickled, "_MAX_BYTES", 1000)
-    path = saved(tmp_path, {"model": WEIGHTS, "log": "x" * 2000})
-    with pytest.raises(CheckpointError, match="at most 1,000 bytes, got more"):
-        read_tensors(path)
-
-
-def test_pickle_of_too_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickled, "_MAX_OPCODES", 1000)
-    path = saved(tmp_path, {"model": WEIGHTS, "log": list(range(2000))})
-    with pytest.raises(CheckpointError, match="at most 1,000 instructions, got more"):
-        read_tensors(path)
-
-
-def test_list_of_tensors_larger_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gmmvit_deploy.checkpoints import _torch_file as torch_file
-
-    monkeypatch.setattr(torch_file, "_MAX_PICKLE_BYTES", 100)
-    with pytest.raises(CheckpointError, match="at most 100 bytes"):
-        read_tensors(saved(tmp_path, {"model": WEIGHTS, "log": "x" * 200}))
+@pytest.mark.parametrize(
+    ("module", "limit", "allowed", "log", "message"),
+    [
+        (pickled, "_MAX_BYTES", 1000, "x" * 2000, "at most 1,000 bytes, got more"),
+        (pickled, "_MAX_OPCODES", 1000, list(range(2000)), "at most 1,000 instructions, got more"),
+        (torch_file, "_MAX_PICKLE_BYTES", 100, "x" * 200, "at most 100 bytes"),
+    ],
+)
+def test_huge_pickles(
+    module: Any, limit: str, allowed: int, log: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, limit, allowed)
+    with pytest.raises(CheckpointError, match=message):
+        read_tensors(saved(tmp_path, {"model": WEIGHTS, "log": log}))
 
 
 @OLD

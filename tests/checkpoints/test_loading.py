@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,7 @@ from hypothesis import strategies as st
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint, released_state_dict
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.models.families.vit.model import ViT
-from gmmvit_deploy.models.families.vit.spec import ViTSpec
-from gmmvit_deploy.models.scores.masks import ClosedFormGaussianMask
+from gmmvit_deploy.models.families import model_from_spec, preset_spec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 from tests.conftest import GOLDEN, MANIFEST, Golden, golden
@@ -49,127 +45,68 @@ def test_what_we_write_is_what_the_released_code_writes(each_golden: Golden) -> 
         assert tensor.equal(stored), name
 
 
-class TestHeads:
-    def test_asked_for_where_the_file_cannot_tell(self) -> None:
-        with pytest.raises(CheckpointError, match="does not determine the number") as caught:
-            load_checkpoint(GOLDEN / "vit_plain.pth")
-        assert "--set heads" in caught.value.hint
-
-    def test_that_do_not_divide(self) -> None:
-        with pytest.raises(CheckpointError, match="is not a multiple of 5 heads"):
-            load_checkpoint(GOLDEN / "vit_plain.pth", LoadHints(heads=5))
-
-    def test_that_contradict_the_masks(self) -> None:
-        with pytest.raises(CheckpointError, match="number of heads in the masks of the file is 3"):
-            load_checkpoint(GOLDEN / "vit_gmm.pth", LoadHints(heads=6))
-
-
-class TestSharedMask:
-    @pytest.fixture
-    def path(self, tmp_path: Path) -> Path:
-        state = released_state()
-        for name in list(state):
-            if name.endswith((".alpha", ".sigma")):
-                state[name] = state[name][:, :1].clone()
-        return saved(tmp_path, state)
-
-    def test_needs_heads(self, path: Path) -> None:
-        with pytest.raises(CheckpointError, match="does not determine the number"):
-            load_checkpoint(path)
-
-    def test_is_one_mask_for_all(self, path: Path) -> None:
-        loaded = load_checkpoint(path, LoadHints(heads=3))
-        assert loaded.spec.mask.shared
-        assert loaded.trainable_parameters == 62548 - 3 * 2 * 5 * 2
+@pytest.mark.parametrize(
+    ("name", "hints", "message"),
+    [
+        ("vit_plain", {}, "does not determine the number"),
+        ("vit_plain", {"heads": 5}, "is not a multiple of 5 heads"),
+        ("vit_gmm", {"heads": 6}, "number of heads in the masks of the file is 3"),
+        ("swin_plain", {"heads": 6}, "position bias table of the file is 3"),
+        ("cait_plain", {"heads": 8}, "mixing matrices of the file is 4"),
+        ("pit_gmm", {"heads": 4}, "first masks of the file is 2"),
+        ("t2t_gmm", {"heads": 8}, "masks of the file is 4"),
+        ("vit_elm", {"heads": 3, "closed_form": True}, "no alpha and sigma"),
+        ("mnist_vit", {"closed_form": True}, "is for Gaussian mixture masks, and naive_vit has no such mask"),
+        ("vit_gmm", {"preset": "vit"}, r"does not match the preset vit: .*dim 48 \(the preset has 192\)"),
+    ],
+)
+def test_hints_that_the_file_contradicts(name: str, hints: dict[str, Any], message: str) -> None:
+    case = golden(name)
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(case.path, replace(case.hints, **{"heads": None, **hints}))
 
 
-class TestClosedForm:
-    @pytest.fixture
-    def path(self, tmp_path: Path) -> Path:
-        return saved(
-            tmp_path, {name: tensor for name, tensor in released_state().items() if not name.endswith("mask.mask")}
-        )
-
-    def test_is_never_guessed(self, path: Path) -> None:
-        with pytest.raises(CheckpointError, match="stored base mask, is missing") as caught:
-            load_checkpoint(path)
-        assert "--set closed_form=yes" in caught.value.hint
-
-    def test_is_taken_when_the_hints_ask_for_it(self, path: Path) -> None:
-        loaded = load_checkpoint(path, LoadHints(closed_form=True))
-        assert loaded.spec.mask.closed_form
-        assert isinstance(loaded.model.blocks[0].attention.scores.before.mask, ClosedFormGaussianMask)
-
-    def test_leaves_a_stored_base_unused(self) -> None:
-        loaded = load_checkpoint(GOLDEN / "vit_gmm_256_tokens.pth", LoadHints(closed_form=True))
-        assert any(name.endswith("fn.mask.mask") for name in loaded.unused)
-
-    def test_of_an_elm_is_refused(self) -> None:
-        with pytest.raises(CheckpointError, match="no alpha and sigma"):
-            load_checkpoint(GOLDEN / "vit_elm.pth", LoadHints(heads=3, closed_form=True))
+def test_a_closed_form_leaves_a_stored_base_unused() -> None:
+    loaded = load_checkpoint(GOLDEN / "vit_gmm_256_tokens.pth", LoadHints(closed_form=True))
+    assert any(name.endswith("fn.mask.mask") for name in loaded.unused)
 
 
-class TestPreset:
-    def spec(self, mask: MaskSpec) -> ViTSpec:
-        return ViTSpec(
-            image_size=32,
-            patch_size=4,
-            classes=10,
-            dim=192,
-            depth=9,
-            heads=12,
-            head_dim=16,
-            mlp_dim=384,
-            class_token=mask.kind == "plain",
-            mask=mask,
-        )
-
-    def test_gives_the_heads(self, tmp_path: Path) -> None:
-        path = saved(tmp_path, released_state_dict(ViT(self.spec(MaskSpec(kind="elm")))))
-        assert load_checkpoint(path, LoadHints(preset="vit")).spec.heads == 12
-
-    def test_that_does_not_fit_lists_what_differs(self) -> None:
-        with pytest.raises(CheckpointError, match=r"does not match the preset vit: .*dim 48 \(the preset has 192\)"):
-            load_checkpoint(GOLDEN / "vit_gmm.pth", LoadHints(preset="vit"))
-
-    def test_against_heads(self, tmp_path: Path) -> None:
-        path = saved(tmp_path, released_state_dict(ViT(self.spec(MaskSpec()))))
-        with pytest.raises(CheckpointError, match="--set heads=6, but the preset has 12"):
-            load_checkpoint(path, LoadHints(preset="vit", heads=6, pool="cls"))
+def test_a_preset_gives_the_heads(tmp_path: Path) -> None:
+    spec = preset_spec("vit", classes=10, image_size=32, mask=MaskSpec(kind="elm"))
+    path = saved(tmp_path, released_state_dict(model_from_spec(spec)))
+    assert load_checkpoint(path, LoadHints(preset="vit")).spec.heads == 12
+    with pytest.raises(CheckpointError, match="--set heads=6, but the preset has 12"):
+        load_checkpoint(path, LoadHints(preset="vit", heads=6))
 
 
-def _drop(name: str) -> Callable[[State], None]:
-    return lambda state: state.__delitem__(name)
-
-
-def _set(name: str, tensor: torch.Tensor) -> Callable[[State], None]:
-    return lambda state: state.__setitem__(name, tensor)
-
-
-_BLOCK0 = "transformer.layers.0.0.fn"
+_BLOCK0, _BLOCK1 = "transformer.layers.0.0.fn.mask.alpha", "transformer.layers.1.0.fn.mask.alpha"
+_INDEX = "layers.0.blocks.0.attn.relative_position_index"
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("name", "key", "tensor", "message"),
     [
-        (_drop("transformer.layers.1.1.norm.bias"), r"the file has no tensor transformer\.layers\.1\.1\.norm\.bias"),
-        (_drop("to_patch_embedding.1.weight"), "unknown architecture"),
-        (_drop(f"{_BLOCK0}.mask.alpha"), r"alpha is missing"),
-        (_set(f"{_BLOCK0}.mask.alpha", torch.zeros(5)), "4 dimensions"),
-        (
-            _set("transformer.layers.1.0.fn.mask.alpha", torch.zeros(5, 3)),
-            r"has shape \(5, 3\), expected \(5, 3, 1, 1\)",
-        ),
-        (_set("pos_embedding", torch.zeros(1, 63, 48)), "square grid"),
-        (_set("to_patch_embedding.1.weight", torch.zeros(48, 47)), r"3·p·p"),
-        (_set("cls_token", torch.zeros(1, 1, 48)), "square grid"),
+        ("vit_gmm", "transformer.layers.1.1.norm.bias", None, r"has no tensor transformer\.layers\.1\.1\.norm\.bias"),
+        ("vit_gmm", "to_patch_embedding.1.weight", None, "unknown architecture"),
+        ("vit_gmm", _BLOCK0, None, r"alpha is missing"),
+        ("vit_gmm", _BLOCK0, torch.zeros(5), "4 dimensions"),
+        ("vit_gmm", _BLOCK1, torch.zeros(5, 3), r"has shape \(5, 3\), expected \(5, 3, 1, 1\)"),
+        ("vit_gmm", "pos_embedding", torch.zeros(1, 63, 48), "square grid"),
+        ("vit_gmm", "to_patch_embedding.1.weight", torch.zeros(48, 47), r"3·p·p"),
+        ("vit_gmm", "cls_token", torch.zeros(1, 1, 48), "square grid"),
+        ("swin_gmm", _INDEX, torch.zeros(16, 16), "expected torch.int64"),
+        ("swin_gmm", _INDEX, torch.full((16, 16), 49), "points outside the bias table"),
+        ("swin_gmm", "layers.0.blocks.1.attn_mask", torch.zeros(4, 16, 16), r"expected \(16, 16, 16\)"),
+        ("swin_gmm", "layers.1.blocks.0.attn.mask.alpha", torch.zeros(5, 3, 1, 1), r"expected \(5, 6, 1, 1\)"),
+        ("swin_plain", "layers.0.blocks.0.attn.mask.mask", torch.zeros(16, 16), "element-wise mask"),
     ],
 )
-def test_keys_that_do_not_fit_are_named(damage: Callable[[State], None], message: str, tmp_path: Path) -> None:
-    state = released_state()
-    damage(state)
+def test_keys_that_do_not_fit_are_named(
+    name: str, key: str, tensor: torch.Tensor | None, message: str, tmp_path: Path
+) -> None:
+    state = released_state(name) | {key: tensor}
     with pytest.raises(CheckpointError, match=message) as caught:
-        load_checkpoint(saved(tmp_path, state))
+        load_checkpoint(saved(tmp_path, {key: value for key, value in state.items() if value is not None}))
     assert "model.pth" in str(caught.value)
 
 
@@ -180,46 +117,9 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
     assert "--model with timm's name of the architecture" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("name", "heads", "evidence"),
-    [
-        ("swin_plain", 6, "position bias table of the file is 3"),
-        ("cait_plain", 8, "mixing matrices of the file is 4"),
-        ("pit_gmm", 4, "first masks of the file is 2"),
-        ("t2t_gmm", 8, "masks of the file is 4"),
-    ],
-)
-def test_heads_that_contradict_the_file(name: str, heads: int, evidence: str) -> None:
-    with pytest.raises(CheckpointError, match=evidence):
-        load_checkpoint(GOLDEN / f"{name}.pth", LoadHints(heads=heads))
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "tensor", "message"),
-    [
-        ("swin_gmm", "layers.0.blocks.0.attn.relative_position_index", torch.zeros(16, 16), "expected torch.int64"),
-        ("swin_gmm", "layers.0.blocks.1.attn_mask", torch.zeros(4, 16, 16), r"expected \(16, 16, 16\)"),
-        ("swin_gmm", "layers.1.blocks.0.attn.mask.alpha", torch.zeros(5, 3, 1, 1), r"expected \(5, 6, 1, 1\)"),
-        ("swin_plain", "layers.0.blocks.0.attn.mask.mask", torch.zeros(16, 16), "element-wise mask"),
-        (
-            "swin_gmm",
-            "layers.0.blocks.0.attn.relative_position_index",
-            torch.full((16, 16), 49),
-            "points outside the bias table",
-        ),
-    ],
-)
-def test_keys_of_other_families_that_do_not_fit(
-    name: str, key: str, tensor: torch.Tensor, message: str, tmp_path: Path
-) -> None:
-    path = saved(tmp_path, {**released_state(name), key: tensor})
-    with pytest.raises(CheckpointError, match=message):
-        load_checkpoint(path)
-
-
-@pytest.mark.parametrize("name", ["swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm"])
+@pytest.mark.parametrize("name", ["vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm"])
 @pytest.mark.parametrize("form", ["shared", "closed"])
-def test_shared_and_closed_masks_of_other_families(name: str, form: str, tmp_path: Path) -> None:
+def test_shared_and_closed_masks(name: str, form: str, tmp_path: Path) -> None:
     state = released_state(name)
     for key in list(state):
         if form == "shared" and key.endswith((".mask.alpha", ".mask.sigma")):
@@ -236,26 +136,23 @@ def test_shared_and_closed_masks_of_other_families(name: str, form: str, tmp_pat
     assert loaded.model(torch.zeros(1, 3, 32, 32)).isfinite().all()
 
 
-def test_a_closed_form_is_refused_where_there_is_no_gaussian_mixture() -> None:
-    case = golden("mnist_vit")
-    with pytest.raises(
-        CheckpointError, match=r"closed_form=yes is for Gaussian mixture masks, and naive_vit has no such mask"
-    ):
-        load_checkpoint(case.path, replace(case.hints, closed_form=True))
-
-
 @pytest.mark.nightly
-@given(spec=st.one_of(vit_specs(), swin_specs(), cait_specs(), pit_specs(), t2t_specs()), seed=st.integers(0, 2**16))
+@given(
+    spec=st.one_of(vit_specs(), swin_specs(), cait_specs(), pit_specs(), t2t_specs()),
+    channels=st.integers(1, 4),
+    seed=st.integers(0, 2**16),
+)
 @settings(max_examples=120, deadline=None)
-def test_spec_and_weights_survive(spec: ModelSpec, seed: int) -> None:
+def test_spec_and_weights_survive(spec: ModelSpec, channels: int, seed: int) -> None:
     """Any model we can build, saved as the released code saves it, is read back as itself."""
     torch.manual_seed(seed)
+    spec = replace(spec, channels=channels)
     model = model_from_spec(spec).eval()
     heads = spec.heads[0] if isinstance(spec.heads, tuple) else spec.heads
     # The names of a plain ViT and a plain CaiT are also those of vit-pytorch.
     closed_form = True if spec.mask.closed_form else None
     source = "spt-lsa" if spec.mask.kind == "plain" else None
-    hints = LoadHints(heads=heads, closed_form=closed_form, source=source)
+    hints = LoadHints(heads=heads, channels=channels, closed_form=closed_form, source=source)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pth"
         torch.save({"model_state_dict": released_state_dict(model)}, path)

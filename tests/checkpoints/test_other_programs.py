@@ -38,21 +38,14 @@ def refused(path: Path) -> CheckpointError:
     return caught.value
 
 
-def touched(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"")
-    return path
-
-
-def distributed(path: Path) -> Path:
-    parts.save({"model": STATE}, checkpoint_id=path)
+def distributed(path: Path, name: str = "model") -> Path:
+    parts.save({name: STATE}, checkpoint_id=path)
     return path
 
 
 def of_accelerate(path: Path) -> Path:
-    parts.save({"optimizer": STATE}, checkpoint_id=path / "optimizer_0")
-    parts.save({"model": STATE}, checkpoint_id=path / "pytorch_model_fsdp_0")
-    return path
+    distributed(path / "optimizer_0", "optimizer")
+    return distributed(path / "pytorch_model_fsdp_0").parent
 
 
 def part_of_distributed(path: Path) -> Path:
@@ -75,22 +68,18 @@ def whole(path: Path) -> Path:
     return path
 
 
-def pickled(path: Path) -> Path:
-    path.write_bytes(pickle.dumps(STATE))
+def pickled(path: Path, content: object = STATE) -> Path:
+    path.write_bytes(pickle.dumps(content))
     return path
 
 
 def whole_pickled(path: Path) -> Path:
-    path.write_bytes(pickle.dumps(NET))
-    return path
+    return pickled(path, NET)
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch, about what it no longer recommends
 @pytest.mark.parametrize(
-    "write",
-    [
-        *(distributed, of_accelerate, part_of_distributed, exported, scripted, whole, pickled, whole_pickled),
-    ],
+    "write", [distributed, of_accelerate, part_of_distributed, exported, scripted, whole, pickled, whole_pickled]
 )
 def test_the_command_of_the_hint_writes_a_state_dict(
     write: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -127,26 +116,18 @@ def test_the_command_of_the_hint_writes_a_state_dict(
         ("flax_model.msgpack", "", "a file of Flax", "from_flax=True"),
         ("model.onnx", "", "an ONNX graph", "gmmvit build"),
         ("ViT-B_16.npz", "", "arrays of NumPy", "timm.create_model"),
+        ("\x89HDF\r\n\x1a\n", "", "a file of Keras or TensorFlow", "build the network in PyTorch"),
+        ("version https://git-lfs.github.com/spec/v1\n", "", "a pointer of Git LFS", "type git lfs pull"),
+        ("<!DOCTYPE html>", "", "a web page", "download the file itself"),
     ],
 )
 def test_the_error_names_the_kind(name: str, given: str, kind: str, hint: str, tmp_path: Path) -> None:
-    written = touched(tmp_path / name)
-    error = refused(tmp_path / given if given else written)
-    assert kind in str(error)
-    assert hint in error.hint
-
-
-@pytest.mark.parametrize(
-    ("head", "kind", "hint"),
-    [
-        (b"\x89HDF\r\n\x1a\n", "a file of Keras or TensorFlow", "build the network in PyTorch"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS", "type git lfs pull"),
-        (b"<!DOCTYPE html>", "a web page", "download the file itself"),
-    ],
-)
-def test_the_first_bytes_tell_the_kind(head: bytes, kind: str, hint: str, tmp_path: Path) -> None:
-    (tmp_path / "file.pth").write_bytes(head + bytes(100))
-    error = refused(tmp_path / "file.pth")
+    """name: of the file, or its first bytes.  given: the folder that is given in place of the file."""
+    of_bytes = name.startswith(("\x89", "version", "<"))
+    path = tmp_path / ("file.pth" if of_bytes else name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(name.encode("latin-1") + bytes(100) if of_bytes else b"")
+    error = refused(tmp_path / given if given else path)
     assert kind in str(error)
     assert hint in error.hint
 

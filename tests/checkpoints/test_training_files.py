@@ -69,23 +69,20 @@ def optimiser() -> dict[str, Any]:
     return {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.ones(7)}}, "param_groups": [{"params": [0]}]}
 
 
+KEYS = ("model_state_dict", "state_dict", "state_dict_ema", "model", "model_ema", "net", "teacher", None)
+
+
 class TestWrappings:
-    @pytest.mark.parametrize("old", [False, True], ids=["zip", "before torch 1.6"])
-    @pytest.mark.parametrize(
-        "key", ["model_state_dict", "state_dict", "state_dict_ema", "model", "model_ema", "net", "teacher"]
-    )
-    def test_weights_under_each_key(self, key: str, old: bool, expected: Tensor, tmp_path: Path) -> None:
-        content = {"epoch": 3, "optimizer": optimiser(), "args": ARGS, key: OrderedDict(STATE)}
+    @pytest.mark.parametrize(("key", "old"), [*((key, False) for key in KEYS), ("net", True), (None, True)])
+    def test_weights_under_each_key(self, key: str | None, old: bool, expected: Tensor, tmp_path: Path) -> None:
+        content = {"epoch": 3, "optimizer": optimiser(), "args": ARGS, key: OrderedDict(STATE)} if key else STATE
         loaded = load_checkpoint(saved(tmp_path, content, _use_new_zipfile_serialization=not old))
         assert logits(loaded).equal(expected)
-        assert loaded.file.wrapping == f"training checkpoint, weights under '{key}'"
-        assert loaded.file.record == TrainingRecord(args=RecordedOptions(PLAIN_ARGS), entries={"epoch": 3})
-
-    @pytest.mark.parametrize("old", [False, True], ids=["zip", "before torch 1.6"])
-    def test_bare_state_dict(self, old: bool, expected: Tensor, tmp_path: Path) -> None:
-        loaded = load_checkpoint(saved(tmp_path, STATE, _use_new_zipfile_serialization=not old))
-        assert logits(loaded).equal(expected)
-        assert loaded.file.wrapping == "bare state dict"
+        if key is None:
+            assert loaded.file.wrapping == "bare state dict"
+        else:
+            assert loaded.file.wrapping == f"training checkpoint, weights under '{key}'"
+            assert loaded.file.record == TrainingRecord(args=RecordedOptions(PLAIN_ARGS), entries={"epoch": 3})
 
     def test_settings_under_a_wrapping_key_are_no_weights(self, expected: Tensor, tmp_path: Path) -> None:
         """`model` is often the configuration of the model."""
@@ -108,23 +105,11 @@ class TestWrappings:
             read_tensors(path, "averaged")
 
 
-class TestPrefixes:
-    @pytest.mark.parametrize(
-        "prefix",
-        [
-            "module.",
-            "_orig_mod.",
-            "model.",
-            "backbone.",
-            "_orig_mod.module.",
-            "module._orig_mod.",
-            "model.module.model.",
-        ],
-    )
-    def test_prefix_of_every_name(self, prefix: str, expected: Tensor, tmp_path: Path) -> None:
-        loaded = load_checkpoint(saved(tmp_path, {"state_dict": prefixed(prefix, STATE)}))
-        assert logits(loaded).equal(expected)
-        assert f"a '{prefix}' prefix" in loaded.file.wrapping
+@pytest.mark.parametrize("prefix", ["module.", "backbone.", "_orig_mod.module.", "model.module.model."])
+def test_prefix_of_every_name(prefix: str, expected: Tensor, tmp_path: Path) -> None:
+    loaded = load_checkpoint(saved(tmp_path, {"state_dict": prefixed(prefix, STATE)}))
+    assert logits(loaded).equal(expected)
+    assert f"a '{prefix}' prefix" in loaded.file.wrapping
 
 
 PAIRS = [("state_dict", "state_dict_ema"), ("model", "model_ema"), ("model_state_dict", "model_ema")]
@@ -306,22 +291,27 @@ def test_a_set_that_the_file_does_not_name_so_is_answered_with_the_keys(weights:
     assert caught.value.hint == "type --set weights=model or --set weights=ema"
 
 
-def test_averages_without_names_are_asked_for(tmp_path: Path) -> None:
-    content = {"model": STATE, "ema": {"shadow_params": list(AVERAGE.values())}}
-    with pytest.raises(CheckpointError, match=r"and tensors of the same shapes under 'ema\.shadow_params'"):
+WITHOUT_DOTS = {f"model_ema.{name.replace('.', '')}": tensor for name, tensor in AVERAGE.items()}  # of LitEma
+
+
+@pytest.mark.parametrize(
+    ("content", "named", "raw"),
+    [
+        ({"model": STATE, "ema": {"shadow_params": list(AVERAGE.values())}}, r"under 'ema\.shadow_params'", "model"),
+        ({"state_dict": prefixed("net.", STATE) | WITHOUT_DOTS}, r"under net\. and model_ema\.", "net"),
+    ],
+    ids=["without names", "without dots"],
+)
+def test_averages_under_other_names_are_asked_for(content: Any, named: str, raw: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"of the same shapes {named}"):
         loaded_head(content, tmp_path)
-    assert loaded_head(content, tmp_path, "model").equal(STATE["mlp_head.1.weight"])
+    assert loaded_head(content, tmp_path, raw).equal(STATE["mlp_head.1.weight"])
+
+
+def test_averages_without_names_are_no_choice(tmp_path: Path) -> None:
+    content = {"model": STATE, "ema": {"shadow_params": list(AVERAGE.values())}}
     with pytest.raises(CheckpointError, match=r"tensors without names under 'ema\.shadow_params'"):
         loaded_head(content, tmp_path, "ema.shadow_params")
-
-
-def test_an_average_with_other_names_is_asked_for(tmp_path: Path) -> None:
-    """As LitEma writes it: the names have no dots."""
-    average = {f"model_ema.{name.replace('.', '')}": tensor for name, tensor in AVERAGE.items()}
-    content = {"state_dict": prefixed("net.", STATE) | average}
-    with pytest.raises(CheckpointError, match=r"of the same shapes under net\. and model_ema\."):
-        loaded_head(content, tmp_path)
-    assert loaded_head(content, tmp_path, "net").equal(STATE["mlp_head.1.weight"])
 
 
 def test_two_sets_of_safetensors_are_asked_for(tmp_path: Path) -> None:
@@ -378,18 +368,11 @@ def test_the_prefix_under_which_the_network_is_is_removed(prefix: str, tmp_path:
     assert beside.keys() <= loaded.unused.keys()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "said"),
-    [
-        (torch.bfloat16, ", bfloat16 as float32"),
-        (torch.float16, ", float16 as float32"),
-        (torch.float64, ", float64 as float32"),
-    ],
-)
-def test_weights_of_other_types_become_float32(dtype: torch.dtype, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_other_types_become_float32(dtype: torch.dtype, tmp_path: Path) -> None:
     torch.save({name: tensor.to(dtype) for name, tensor in STATE.items()}, tmp_path / "file.pth")
     loaded = load_checkpoint(tmp_path / "file.pth")
     head = loaded.model.get_parameter("head.weight")
     assert head.dtype == torch.float32
     assert head.equal(STATE["mlp_head.1.weight"].to(dtype).float())
-    assert said in loaded.file.wrapping
+    assert f", {str(dtype).removeprefix('torch.')} as float32" in loaded.file.wrapping

@@ -20,24 +20,14 @@ from gmmvit_deploy.errors import BundleError, CheckpointError, InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.models.families.t2t.spec import T2TSpec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
 from tests.conftest import golden
+from tests.golden_files import tensors_of
+from tests.models.folding.test_passes import small
 
-SPEC = ViTSpec(
-    image_size=16,
-    patch_size=4,
-    classes=5,
-    dim=24,
-    depth=2,
-    heads=2,
-    head_dim=12,
-    mlp_dim=32,
-    class_token=False,
-    mask=MaskSpec(kind="gmm", kernels=2),
-)
+SPEC = small(MaskSpec(kind="gmm", kernels=2)).spec
 
 
 def released(path: Path, spec: ViTSpec) -> Path:
@@ -144,23 +134,9 @@ class TestImagesOfReleasedCheckpoints:
             load_checkpoint(case.path, replace(case.hints, channels=1))
 
     def test_unfolds_of_no_image(self, tmp_path: Path) -> None:
-        state = dict(released_state_dict(model_from_spec(T2T)))
-        state["tokens_to_token.attention1.attn.qkv.weight"] = torch.zeros(24, 99)
+        state = tensors_of("t2t_plain")
+        width = len(state["tokens_to_token.attention1.attn.qkv.weight"])
+        state["tokens_to_token.attention1.attn.qkv.weight"] = torch.zeros(width, 99)
         torch.save(state, tmp_path / "model.pth")
         with pytest.raises(CheckpointError, match="has input width 99; expected 9·c"):
             load_checkpoint(tmp_path / "model.pth", LoadHints(heads=2))
-
-
-T2T = T2TSpec(
-    image_size=16,
-    classes=5,
-    dim=16,
-    depth=1,
-    heads=2,
-    head_dim=8,
-    mlp_dim=32,
-    token_layers=1,
-    token_dim=8,
-    token_mlp_dim=8,
-    mask=MaskSpec(),
-)

@@ -8,65 +8,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.export.onnx_from_model import onnx_from_model
-from gmmvit_deploy.graphs import roles
-from gmmvit_deploy.graphs.declared import declared_role
-from gmmvit_deploy.graphs.roles import attentions_of
-from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.specs import MaskSpec
-from tests.conftest import golden
+from tests.models.folding.test_passes import small
 
 pytestmark = pytest.mark.integration
-SMALL = ViTSpec(
-    image_size=8,
-    patch_size=4,
-    classes=3,
-    dim=16,
-    depth=1,
-    heads=1,
-    head_dim=16,
-    mlp_dim=16,
-    class_token=False,
-    mask=MaskSpec(kind="gmm", kernels=2),
-)
-
-
-def small() -> Model:
-    return model_from_spec(SMALL).eval()
+MASK = MaskSpec(kind="gmm", kernels=2)
 
 
 def exported(model: Model) -> onnx.ModelProto:
     return onnx_from_model(fold(model).model, preprocessing=None, max_batch=4)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["swin_gmm", "cait_gmm", "t2t_gmm"])
-def test_no_rule_is_asked_of_our_own_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With rules that raise, every family still exports, and every node states its role."""
-
-    def refuse(graph: onnx.GraphProto) -> None:
-        raise AssertionError("a role was guessed")
-
-    monkeypatch.setattr(roles, "guessed_roles", refuse)
-    monkeypatch.setattr(roles, "guessed_attentions", refuse)
-    case = golden(name)
-    proto = exported(load_checkpoint(case.path, case.hints).model)
-    assert all(declared_role(node) for node in proto.graph.node)
-    assert all(attention.known for attention in attentions_of(proto.graph))
-
-
 def test_a_declared_role_decides_the_data_type() -> None:
     """A linear map in the middle of the network that is declared as the head stays out of int8."""
-    model = small()
+    model = small(MASK)
     block = model.get_submodule("blocks.0.mlp.0")
-    images = [np.random.default_rng(0).standard_normal((4, 3, 8, 8), dtype=np.float32)]
+    images = [np.random.default_rng(0).standard_normal((4, 3, 16, 16), dtype=np.float32)]
     options = {"preprocessing": None, "max_batch": 4, "calibration": images}
 
     def quantised(proto: onnx.ModelProto) -> set[str]:
@@ -79,7 +42,7 @@ def test_a_declared_role_decides_the_data_type() -> None:
 
 
 def test_a_node_without_a_role_is_an_error_that_names_it() -> None:
-    model = small()
+    model = small(MASK)
 
     class Odd(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

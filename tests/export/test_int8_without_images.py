@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
@@ -27,6 +27,7 @@ from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.runners.open import default_runners, open_runner, open_runners
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
+from tests.graphs import small_graphs
 
 pytestmark = pytest.mark.integration
 CPU = "graphs/int8-dynamic.onnx"
@@ -111,24 +112,14 @@ def test_parity_and_a_repository_need_no_further_word(dynamic: Bundle, tmp_path:
     assert program.quantization == {DYNAMIC: str(DYNAMIC_COLUMNS)}
 
 
-def graph_of_a_product(width: int) -> onnx.ModelProto:
-    value, generator = helper.make_tensor_value_info, np.random.default_rng(1)
-    weight = generator.standard_normal((width, 40), dtype=np.float32)
-    graph = helper.make_graph(
-        [declare(helper.make_node("MatMul", ["x", "w"], ["logits"], name="product"), "projection")],
-        "product",
-        [value("x", onnx.TensorProto.FLOAT, ["batch", 5, width])],
-        [value("logits", onnx.TensorProto.FLOAT, ["batch", 5, 40])],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-
-
 @pytest.mark.skipif(not has_vnni(), reason="without VNNI, OpenVINO computes the products in float32")
 @pytest.mark.parametrize(("width", "quantised"), [(64, True), (100, True), (192, True), (48, False)])
 def test_openvino_quantises_the_activations_as_the_emulation_does(width: int, quantised: bool, tmp_path: Path) -> None:
     """On one product: in a network, a value that is rounded to the next step changes all that follows."""
-    proto = quantize_graph(graph_of_a_product(width), "int8", None)
+    weight = np.random.default_rng(1).standard_normal((width, 40), dtype=np.float32)
+    product = small_graphs.graph("y = MatMul(x, w)", x=f"batch, 5, {width}", y="batch, 5, 40", w=weight)
+    declare(product.graph.node[0], "projection")
+    proto = quantize_graph(product, "int8", None)
     onnx.save(proto, tmp_path / "model.onnx")
     x = np.random.default_rng(0).standard_normal((2, 5, width), dtype=np.float32)
     answers = OpenVinoProgram(tmp_path / "model.onnx", hint="f32").run(x)
@@ -140,9 +131,7 @@ def test_openvino_quantises_the_activations_as_the_emulation_does(width: int, qu
 
 
 def test_a_network_of_convolutions_is_refused() -> None:
-    proto = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 20]> g (float[b, 3, 8, 8] x) => (float[b, 3, 8, 8] y) { y = Relu(x) }'
-    )
+    proto = small_graphs.graph("y = Relu(x)")
     with pytest.raises(ExportError, match="this network has no other projection") as caught:
         quantize_graph(proto, "int8", None)
     assert "--calibration" in caught.value.hint

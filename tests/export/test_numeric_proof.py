@@ -243,6 +243,7 @@ def test_a_fault_of_openvino_leaves_openvino_out(raises: bool, tmp_path: Path, m
 
 
 @needs_kernel
+@pytest.mark.first(1)
 @pytest.mark.skipif(bool(int8_saturates()), reason="int8 products saturate on this CPU")
 @pytest.mark.parametrize("wrong", ["openvino", "openvino+kernels"])
 def test_a_fault_of_one_form_of_int8_leaves_the_other(

@@ -90,6 +90,7 @@ def test_the_command_states_that_the_accuracy_was_not_checked(bundle: Bundle, gm
     assert gmmvit("parity", bundle.path, "--runner", "onnxruntime", "--require-accuracy").returncode == 1
 
 
+@pytest.mark.nightly
 def test_parity_with_images_compares_top1(bundle: Bundle, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     for label in bundle.manifest.labels:

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 
-def graph(
-    nodes: Sequence[onnx.NodeProto], x: tuple[object, ...], y: tuple[object, ...] | None = None, **constants: object
-) -> onnx.ModelProto:
-    """Return a graph in which every computed tensor has a declared shape.  x, y: shapes; y is that of x by default."""
-    value = helper.make_tensor_value_info
-    proto = helper.make_model(
-        helper.make_graph(
-            list(nodes),
-            "g",
-            [value("x", TensorProto.FLOAT, x)],
-            [value("y", TensorProto.FLOAT, y or x)],
-            [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
-        ),
-        opset_imports=[helper.make_opsetid("", 20)],
-        ir_version=10,
+def graph(body: str, *, x: str = "batch, 3", y: str = "", **constants: object) -> onnx.ModelProto:
+    """Return a graph of float32 in which each node has the name of its output, and each computed tensor a shape.
+
+    body: in the text syntax of ONNX, such as ``a = Relu(x) y = Add(a, c)``.  x, y: shapes; y is that of x by default.
+    """
+    head = f'<ir_version: 10, opset_import: ["": 20]> g (float[{x}] x) => (float[{y or x}] y)'
+    proto = onnx.parser.parse_model(f"{head} {{ {body} }}")
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()
     )
+    for node in proto.graph.node:
+        node.name = node.output[0]
     return onnx.shape_inference.infer_shapes(proto, data_prop=True)
 
 

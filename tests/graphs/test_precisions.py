@@ -17,8 +17,8 @@ from gmmvit_deploy.export.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs.calibration import RANGES, Calibration, ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.emulate import without_bfloat16
+from gmmvit_deploy.graphs.folded import prove_folded
 from gmmvit_deploy.graphs.masks import changes_of, prove_masks
-from gmmvit_deploy.graphs.proof import prove_folded
 from gmmvit_deploy.graphs.quantize import activations_of, grid_of, quantize_graph
 from gmmvit_deploy.graphs.quantized_faults import form_fault, quantized_faults
 from gmmvit_deploy.graphs.roles import roles_of
@@ -30,6 +30,7 @@ from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.runtimes.programs.emulated_precision import CountedGraph, emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
+from tests.graphs import small_graphs
 from tests.models.folding.test_passes import small
 
 ONNX_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
@@ -80,8 +81,7 @@ def test_every_node_computes_in_the_type_of_the_policy(precision: str, graph: on
 
 
 def test_a_constant_that_does_not_fit(graph: onnx.ModelProto) -> None:
-    large = onnx.ModelProto()
-    large.CopyFrom(graph)
+    large = copy_of(graph)
     weights = next(tensor for tensor in large.graph.initializer if tensor.name.endswith("mask.constant"))
     weights.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weights) + np.float32(1e5), weights.name))
     with pytest.raises(ExportError, match=r"mask.constant: the largest value, 1e\+05, exceeds the range of float16"):
@@ -92,8 +92,7 @@ def test_a_constant_that_does_not_fit(graph: onnx.ModelProto) -> None:
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_minus_infinity_in_a_constant_stays(precision: str, graph: onnx.ModelProto) -> None:
     """Minus infinity masks entries of the scores, and every type of a mask or bias can represent it."""
-    masked = onnx.ModelProto()
-    masked.CopyFrom(graph)
+    masked = copy_of(graph)
     weights = next(tensor for tensor in masked.graph.initializer if tensor.name.endswith("mask.constant"))
     values = numpy_helper.to_array(weights).copy()
     values[..., 0, 0] = -np.inf
@@ -110,30 +109,18 @@ def test_minus_infinity_in_a_constant_stays(precision: str, graph: onnx.ModelPro
 
 def test_bfloat16_is_emulated_with_every_rounding() -> None:
     """Y = (x + 1) · 3, each step rounded to bfloat16, against ml_dtypes."""
-    value = helper.make_tensor_value_info
     unit, triple = (np.array(number, ml_dtypes.bfloat16) for number in (1.0, 3.0))
-    nodes = [
-        helper.make_node("Cast", ["x"], ["b"], name="down", to=TensorProto.BFLOAT16),
-        helper.make_node("Add", ["b", "one"], ["s"], name="add"),
-        helper.make_node("Mul", ["s", "three"], ["m"], name="mul"),
-        helper.make_node("Cast", ["m"], ["logits"], name="up", to=TensorProto.FLOAT),
-    ]
-    proto = helper.make_model(
-        helper.make_graph(
-            nodes,
-            "g",
-            [value("x", TensorProto.FLOAT, ["n", 1])],
-            [value("logits", TensorProto.FLOAT, ["n", 1])],
-            [numpy_helper.from_array(unit, "one"), numpy_helper.from_array(triple, "three")],
-        ),
-        opset_imports=[helper.make_opsetid("", 20)],
-        ir_version=10,
+    proto = small_graphs.graph(
+        "b = Cast<to = 16>(x)  s = Add(b, one)  m = Mul(s, three)  y = Cast<to = 1>(m)",
+        x="n, 1",
+        one=unit,
+        three=triple,
     )
     x = np.random.default_rng(0).standard_normal((50, 1), dtype=np.float32)
     expected = ((x.astype(ml_dtypes.bfloat16) + unit) * triple).astype(np.float32)
     assert emulated_logits(proto, x, name="x").tobytes() == expected.tobytes()
     emulated = without_bfloat16(proto)
-    assert {node.op_type for node in emulated.graph.node if node.name in ("add", "mul")} == {"Add", "Mul"}
+    assert {node.op_type for node in emulated.graph.node if node.name in ("s", "m")} == {"Add", "Mul"}
     assert all(types_of(emulated)[name] == TensorProto.FLOAT for name in ("s", "m"))
 
 
@@ -161,8 +148,7 @@ def test_projections_are_quantised_and_nothing_else(precision: str, graph: onnx.
 def test_calibration_sees_what_goes_into_each_projection(graph: onnx.ModelProto, images: np.ndarray) -> None:
     calibration = calibrate(graph, [images[:3], images[3:]], moments=True)
     assert calibration.images == 4
-    probed = onnx.ModelProto()
-    probed.CopyFrom(graph)
+    probed = copy_of(graph)
     name = activations_of(graph.graph)[0]
     probed.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     session = onnxruntime.InferenceSession(probed.SerializeToString(), providers=["CPUExecutionProvider"])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -10,21 +11,11 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.declared import ROLE_KEY, declare
-from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
 from gmmvit_deploy.graphs.roles import attentions_of, require_known_roles, roles_of
 from gmmvit_deploy.inference.precision import PRECISIONS, ROLES, Precision, Role
 from tests.conftest import RELEASED
 from tests.golden_files import each_export
-
-
-@pytest.mark.parametrize("name", each_export(RELEASED))
-def test_every_node_of_every_family_has_a_role_in_the_policy(name: str, tensor_bundles: dict[str, Bundle]) -> None:
-    graph = onnx.load(tensor_bundles[name].onnx_path).graph
-    roles = roles_of(graph)
-    assert set(roles) == {node.name for node in graph.node}
-    assert set(roles.values()) <= set(ROLES)
-    pools_early = name.startswith("vit") and name != "vit_plain"  # vit_plain has a class token
-    assert Counter(roles.values())["head"] == (2 if pools_early else 1)
+from tests.graphs import small_graphs
 
 
 def graph_of(*nodes: onnx.NodeProto) -> onnx.GraphProto:
@@ -51,20 +42,14 @@ def test_a_declared_attention_is_known_by_the_products_around_its_softmax(
     assert attention.nodes == (("a/qk", "a/Softmax", "a/pv") if known else ("a/Softmax",))
 
 
-@pytest.mark.parametrize("eps", [True, False], ids=["with an epsilon", "without an epsilon"])
-def test_the_division_by_a_sum_is_a_norm(eps: bool) -> None:
-    added = [helper.make_node("Add", ["e", "s"], ["a"], name="add")] if eps else []
-    graph = graph_of(
-        helper.make_node("Softmax", ["x"], ["p"], name="softmax", axis=1),
-        helper.make_node("ReduceSum", ["p", "axes"], ["s"], name="sum"),
-        *added,
-        helper.make_node("Div", ["p", "a" if eps else "s"], ["d"], name="div"),
-        helper.make_node("Div", ["d", "p"], ["y"], name="other"),
+@pytest.mark.parametrize("divisor", ["sum", "add"])
+def test_the_division_by_a_sum_is_a_norm(divisor: str) -> None:
+    body = (
+        f"p = Softmax<axis = 1>(x) sum = ReduceSum(p, axes) add = Add(e, sum) div = Div(p, {divisor}) y = Div(div, p)"
     )
-    graph.initializer.append(helper.make_tensor("axes", TensorProto.INT64, [1], [2]))
-    graph.initializer.append(helper.make_tensor("e", TensorProto.FLOAT, [1], [1e-9]))
+    graph = small_graphs.graph(body, x="b, 2, 2", axes=np.array([2]), e=np.float32([1e-9])).graph
     norms = {name for name, role in roles_of(graph).items() if role == "norm"}
-    assert norms == {"sum", "div", *(["add"] if eps else [])}
+    assert norms == {"sum", "div", divisor}
 
 
 ODD = (helper.make_node("Tanh", ["x"], ["t"], name="odd"), helper.make_node("Softmax", ["t"], ["y"], name="p"))
@@ -95,26 +80,28 @@ def test_a_declared_role_that_no_policy_has_is_refused() -> None:
 @pytest.mark.parametrize("name", each_export(RELEASED))
 def test_what_families_declare_is_what_the_rules_see(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     graph = onnx.load(tensor_bundles[name].onnx_path).graph
-    guessed = {node: role for node, role in guessed_roles(graph).items() if role != "unknown"}
-    assert guessed == {node: role for node, role in roles_of(graph).items() if node in guessed}
-    assert attentions_of(graph) == guessed_attentions(graph)
+    roles, attentions = roles_of(graph), attentions_of(graph)
+    assert set(roles.values()) <= set(ROLES)
+    pools_early = name.startswith("vit") and name != "vit_plain"  # vit_plain has a class token
+    assert Counter(roles.values())["head"] == (2 if pools_early else 1)
+    for node in graph.node:
+        del node.metadata_props[:]
+    guessed = {node: role for node, role in roles_of(graph).items() if role != "unknown"}
+    assert guessed == {node: role for node, role in roles.items() if node in guessed}
+    assert attentions_of(graph) == attentions
 
 
 def test_a_number_for_each_head_is_a_scale_to_the_rules() -> None:
     """A learned temperature multiplies the scores of each head by one number; a mask multiplies each entry."""
-    value = helper.make_tensor_value_info
-    nodes = [
-        helper.make_node("MatMul", ["q", "k"], ["s"], name="s"),
-        helper.make_node("Mul", ["s", "t"], ["m"], name="temperature"),
-        helper.make_node("Softmax", ["m"], ["p"], name="a/Softmax"),
-        helper.make_node("MatMul", ["p", "v"], ["o"], name="o"),
-        helper.make_node("Identity", ["o"], ["y"], name="i"),
-    ]
-    inputs = [value(name, TensorProto.FLOAT, ["b", 2, 3, 3]) for name in "qkv"]
-    constant = helper.make_tensor("t", TensorProto.FLOAT, [2, 1, 1], [1.0, 2.0])
-    output = value("y", TensorProto.FLOAT, ["b", 2, 3, 3])
-    graph = helper.make_graph(nodes, "g", inputs, [output], [constant])
-    assert roles_of(graph)["temperature"] == "scale"
+    inputs = ", ".join(f"float[b, 2, 3, 3] {name}" for name in "qkv")
+    graph = onnx.parser.parse_graph(
+        f"""g ({inputs}) => (float[b, 2, 3, 3] y) <float[2, 1, 1] t = {{1, 2}}> {{
+            s = MatMul(q, k)  m = Mul(s, t)  p = Softmax(m)  o = MatMul(p, v)  y = Identity(o)
+        }}"""
+    )
+    for node in graph.node:
+        node.name = node.output[0]
+    assert roles_of(graph)["m"] == "scale"
 
 
 # ---- operators without a known role --------------------------------------------------------------------------------

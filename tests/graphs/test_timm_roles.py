@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
-from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
+from gmmvit_deploy.graphs.guessed_roles import guessed_roles
+from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.inference.precision import Role
+from tests.graphs.small_graphs import graph
 from tests.timm_graphs import exported
 
 OUTSIDE_THE_POLICY = {
@@ -26,13 +26,13 @@ BLOCK = "network.blocks.0"
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["map_pooling", "swin", "rope", *OUTSIDE_THE_POLICY])
 def test_every_node_has_a_role_except_operators_outside_the_policy(name: str) -> None:
-    graph = exported(name).graph
-    roles = guessed_roles(graph)
-    assert set(roles) == {node.name for node in graph.node}
-    unknown = {node.op_type for node in graph.node if roles[node.name] == "unknown"}
+    nodes = exported(name).graph.node
+    roles = guessed_roles(exported(name).graph)
+    assert set(roles) == {node.name for node in nodes}
+    unknown = {node.op_type for node in nodes if roles[node.name] == "unknown"}
     assert unknown == OUTSIDE_THE_POLICY.get(name, set())
-    softmaxes = sum(node.op_type == "Softmax" for node in graph.node)
-    assert [attention.known for attention in guessed_attentions(graph)] == [True] * softmaxes
+    softmaxes = sum(node.op_type == "Softmax" for node in nodes)
+    assert [attention.known for attention in attentions_of(exported(name).graph)] == [True] * softmaxes
 
 
 @pytest.mark.first(3)
@@ -85,82 +85,65 @@ def test_roles_of_nodes(name: str, expected: dict[str, Role]) -> None:
     assert {node: roles[node] for node in expected} == expected
 
 
-def graph_of(*nodes: onnx.NodeProto, **constants: np.ndarray) -> onnx.GraphProto:
-    """A graph from x (B, 2, 4, 4) to y; the LayerNormalization in front makes x something other than the image."""
-    value = helper.make_tensor_value_info
-    first = helper.make_node("LayerNormalization", ["image", "weight"], ["x"], name="first")
-    constants["weight"] = np.ones(4, np.float32)
-    return helper.make_graph(
-        [first, *nodes, helper.make_node("Gemm", ["z", "w"], ["y"], name="head")],
-        "g",
-        [value("image", TensorProto.FLOAT, ["b", 2, 4, 4])],
-        [value("y", TensorProto.FLOAT, ["b", 2])],
-        [numpy_helper.from_array(values, name) for name, values in constants.items()],
-    )
-
-
-PADS = np.array([0, 0, 1, 1, 0, 0, 1, 1])
-ZERO, ONE = np.float32(0), np.float32(1)
+def roles_in(body: str, **constants: object) -> dict[str, Role]:
+    """Return the roles in a graph with these nodes from x (B, 2, 4, 4), which is not the image, to z; y is the head."""
+    ones = {"weight": np.ones(4, np.float32), "w": np.ones((4, 4), np.float32)}
+    body = f"x1 = LayerNormalization(x, weight) {body} y = MatMul(z, w)"
+    return guessed_roles(graph(body, x="batch, 2, 4, 4", **ones, **constants).graph)
 
 
 @pytest.mark.parametrize(
     ("value", "mode", "expected"),
     [
-        (None, None, "shape"),
-        (ZERO, "constant", "shape"),
-        (ONE, "constant", "unknown"),
+        (None, "constant", "shape"),
+        (0, "constant", "shape"),
+        (1, "constant", "unknown"),
         (None, "reflect", "unknown"),
-        (ZERO, "edge", "unknown"),
+        (0, "edge", "unknown"),
     ],
 )
-def test_only_padding_by_zeros_is_known(value: np.float32 | None, mode: str | None, expected: Role) -> None:
-    inputs = ["x", "pads", *([] if value is None else ["value"])]
-    attributes = {} if mode is None else {"mode": mode}
-    node = helper.make_node("Pad", inputs, ["z"], name="pad", **attributes)
-    constants = {"pads": PADS} | ({} if value is None else {"value": np.asarray(value)})
-    assert guessed_roles(graph_of(node, **constants))["pad"] == expected
+def test_only_padding_by_zeros_is_known(value: int | None, mode: str, expected: Role) -> None:
+    pads, value_name = np.array([0, 0, 1, 1, 0, 0, 1, 1]), "" if value is None else ", value"
+    roles = roles_in(f'z = Pad<mode = "{mode}">(x1, pads{value_name})', pads=pads, value=np.float32(value or 0))
+    assert roles["z"] == expected
 
 
 @pytest.mark.parametrize(
-    "operator", ["Erf", "Exp", "HardSwish", "MaxPool", "Neg", "ReduceL2", "ReduceSum", "Sqrt", "Softplus", "Tanh"]
+    "operator", ["Erf", "Exp", "HardSwish", "Neg", "ReduceL2", "ReduceSum", "Sqrt", "Softplus", "Tanh"]
 )
 def test_other_operators_are_unknown(operator: str) -> None:
-    attributes = {"kernel_shape": [2, 2]} if operator == "MaxPool" else {}
-    node = helper.make_node(operator, ["x"], ["z"], name="other", **attributes)
-    assert guessed_roles(graph_of(node))["other"] == "unknown"
+    assert roles_in(f"z = {operator}(x1)")["z"] == "unknown"
 
 
-@pytest.mark.parametrize(("pieces", "expected"), [(("b", "a"), "rotation"), (("b", "other"), "mixing")])
-def test_halves_of_the_same_tensor_are_rotated(pieces: tuple[str, str], expected: Role) -> None:
+@pytest.mark.parametrize(("pieces", "expected"), [("b, a", "rotation"), ("b, other", "mixing")])
+def test_halves_of_the_same_tensor_are_rotated(pieces: str, expected: Role) -> None:
     """The sum x ∘ cos + swapped(x) ∘ sin is a rotation; with a half of another tensor, the sum is no rotation."""
-    nodes = (
-        helper.make_node("Relu", ["x"], ["r"], name="relu"),
-        helper.make_node("Split", ["x"], ["a", "b"], name="split", axis=-1, num_outputs=2),
-        helper.make_node("Split", ["r"], ["c", "other"], name="other", axis=-1, num_outputs=2),
-        helper.make_node("Concat", pieces, ["swapped"], name="concat", axis=-1),
-        helper.make_node("Mul", ["x", "cos"], ["first"], name="by cos"),
-        helper.make_node("Mul", ["swapped", "sin"], ["second"], name="by sin"),
-        helper.make_node("Add", ["first", "second"], ["z"], name="sum"),
-    )
-    table = np.ones((4, 4), np.float32)
-    roles = guessed_roles(graph_of(*nodes, cos=table, sin=table))
-    assert (roles["by cos"], roles["by sin"]) == (expected, expected)
-    assert (roles["sum"] == "rotation") == (expected == "rotation")
+    body = f"""
+        r = Relu(x1)
+        a, b = Split<axis = -1, num_outputs = 2>(x1)
+        c, other = Split<axis = -1, num_outputs = 2>(r)
+        swapped = Concat<axis = -1>({pieces})
+        by_cos = Mul(x1, table)
+        by_sin = Mul(swapped, table)
+        z = Add(by_cos, by_sin)
+    """
+    roles = roles_in(body, table=np.ones((4, 4), np.float32))
+    assert (roles["by_cos"], roles["by_sin"]) == (expected, expected)
+    assert (roles["z"] == "rotation") == (expected == "rotation")
 
 
 @pytest.mark.parametrize("operator", ["Add", "Sub"])
 def test_the_largest_logits_of_a_head_on_every_token(operator: str) -> None:
     """In pooled logits + max over tokens of (x W + b), the linear map inside the maximum is a head."""
-    nodes = (
-        helper.make_node("MatMul", ["x", "w"], ["m"], name="tokens"),
-        helper.make_node(operator, ["m", "b"], ["logits"], name="bias"),
-        helper.make_node("ReduceMax", ["logits"], ["largest"], name="max", keepdims=0),
-        helper.make_node("ReduceMean", ["x"], ["z"], name="mean", keepdims=0),
-        helper.make_node("Gemm", ["z", "w"], ["pooled"], name="pooled"),
-        helper.make_node("Add", ["pooled", "largest"], ["y"], name="sum"),
-    )
-    graph = graph_of(*nodes, b=np.ones(4, np.float32), w=np.ones((4, 4), np.float32))
-    del graph.node[-1]  # the last Gemm of `graph_of`
-    roles = guessed_roles(graph)
-    assert roles["sum"] == "head"
+    body = f"""
+        tokens = MatMul(x, w)
+        logits = {operator}(tokens, b)
+        largest = ReduceMax<keepdims = 0>(logits, axes)
+        mean = ReduceMean<keepdims = 0>(x, axes)
+        pooled = MatMul(mean, w)
+        y = Add(pooled, largest)
+    """
+    constants = {"b": np.ones(4, np.float32), "w": np.ones((4, 4), np.float32), "axes": np.array([1])}
+    roles = guessed_roles(graph(body, x="batch, 2, 4", y="batch, 4", **constants).graph)
+    assert roles["y"] == "head"
     assert roles["tokens"] == ("head" if operator == "Add" else "embedding")  # the first linear map of the input

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.graphs.declared import Attention
-from gmmvit_deploy.graphs.masks import require_folded
+from gmmvit_deploy.graphs.folded import require_folded
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of, unknown_operators
 from gmmvit_deploy.graphs.weights import without_weights
 from gmmvit_deploy.inference.precision import Role

@@ -18,7 +18,8 @@ from gmmvit_deploy.bundle.variants import Variant
 from gmmvit_deploy.errors import EngineError, InputError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, new_folder, require_free, sha256_of_file
-from gmmvit_deploy.graphs.masks import require_folded, with_masks_of_one
+from gmmvit_deploy.graphs.folded import require_folded
+from gmmvit_deploy.graphs.masks import with_masks_of_one
 from gmmvit_deploy.graphs.quantize import projections_named
 from gmmvit_deploy.graphs.weights import write_graph
 from gmmvit_deploy.progress import OnProgress, ignore

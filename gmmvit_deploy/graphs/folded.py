@@ -19,6 +19,7 @@ from gmmvit_deploy.graphs.declared import declared_role
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, TensorProto
 
+_EXPORT = "type gmmvit export CHECKPOINT -o BUNDLE to write a graph with folded masks"
 FORBIDDEN = frozenset({"Einsum", "Exp", "Pow", "Reciprocal", "ScatterND", "Sqrt"})
 """Operators with which an unfolded graph computes its masks.  A folded graph contains no such operator."""
 
@@ -46,6 +47,23 @@ def unfolded_operators(graph: GraphProto) -> list[str]:
     """
     elsewhere = ("norm", "activation", "gelu")
     return sorted(FORBIDDEN & {node.op_type for node in graph.node if declared_role(node) not in elsewhere})
+
+
+def require_folded(proto: ModelProto) -> None:
+    """Check that a graph computes no mask and no other constant at run time.  Errors: ExportError when it does."""
+    if left := unfolded_operators(proto.graph):
+        raise ExportError(
+            f"the graph computes its mask at run time, with the operators {', '.join(left)}", hint=_EXPORT
+        )
+    idle = [name for name in constant_nodes(proto.graph) if not name.endswith("(DequantizeLinear)")]
+    if idle:
+        what = (
+            "computes its mask at run time"
+            if any("mask" in name for name in idle)
+            else "computes constants at run time"
+        )
+        more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
+        raise ExportError(f"the graph {what}, in {', '.join(idle[:3])}{more}", hint=_EXPORT)
 
 
 def prove_folded(

@@ -1,0 +1,155 @@
+"""Finish the graph of PyTorch's exporter, which has the form of onnx_ir, and convert it to a ModelProto.
+
+A ModelProto is the form of a graph everywhere else in this package. A graph of another package's network is optimised
+here with onnxscript, without loss of scalars, and the graph then holds what can be computed from constants.
+
+onnxscript takes some scalars for neutral elements:
+
+    x + c, x − c        onnxscript removes the operation if |c| is at most 1e-8, such as the 1e-9 of x / (1e-9 + Σ x)
+    x · f, x / f        onnxscript removes the operation if |f − 1| is at most 1e-5
+
+Removing x + 0 and x · 1 changes nothing. Removing x + 1e-9 turns 0 / (0 + 1e-9) into 0 / 0. onnxscript compares only
+scalars without dimensions. Before the optimisation, each such scalar that is not exactly neutral becomes a tensor with
+the shape (1,), which onnxscript keeps and which computes the same numbers.
+
+Networks of other packages compute position tables, relative indices and rotations from large constants in every forward
+pass. onnxscript computes them once, but for operators with several outputs, such as the Split of a table of rotary
+positions. `fold_constants` evaluates those that only move values. `folded.constant_nodes` refuses what is left.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS
+from gmmvit_deploy.graphs.weights import is_large
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    from onnx import ModelProto
+
+_NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
+_NEAR = {"Add": 2e-8, "Sub": 2e-8, "Mul": 2e-5, "Div": 2e-5}
+"""Operator → twice the largest distance from the neutral element at which onnxscript removes the operator."""
+_MOVES = SHAPE_OPERATORS | {"GatherND"}
+_MAX_ELEMENTS = 2**28  # 1 GiB of float32
+
+
+def optimize_exactly(model: ir.Model) -> None:
+    """Optimise the graph with onnxscript in place, without loss of scalars.
+
+    model: of the program that ``torch.onnx.export`` returns with ``optimize=False``, in which several values can have
+    the same name. Each gets its own name, as a ModelProto needs.
+    """
+    from onnx_ir.passes.common import NameFixPass
+    from onnxscript import optimizer
+
+    NameFixPass()(model)
+    # A scalar can be the result of constant nodes, such as a cast, or be inside a function of the graph.
+    optimizer.inline(model)
+    optimizer.fold_constants(model, onnx_shape_inference=True)
+    _keep_scalars(model.graph)
+    optimizer.optimize(model)
+
+
+def _keep_scalars(graph: Any) -> None:
+    """Give each nearly neutral scalar the shape (1,), unless the result has no dimensions: it would get the shape."""
+    import onnx_ir as ir
+
+    kept: dict[tuple[str, float], ir.Value] = {}
+    for node in graph.all_nodes():
+        shape = node.outputs[0].shape
+        if node.domain or node.op_type not in _NEUTRAL or (shape is not None and not len(shape)):
+            continue
+        for index, value in enumerate(node.inputs):
+            scalar = None if value is None else _nearly_neutral(value, node.op_type)
+            if scalar is None:
+                continue
+            key = (scalar.dtype.name, float(scalar))
+            if key not in kept:
+                tensor = ir.tensor(scalar.reshape(1), name=f"nearly_neutral/{len(kept)}")
+                kept[key] = ir.Value(
+                    name=tensor.name, shape=ir.Shape([1]), type=ir.TensorType(tensor.dtype), const_value=tensor
+                )
+                graph.register_initializer(kept[key])
+            node.replace_input_with(index, kept[key])
+
+
+def _nearly_neutral(value: Any, operator: str) -> NDArray[Any] | None:
+    """Return the floating-point scalar that the value holds, if it is near the neutral element but not equal to it."""
+    import onnx_ir as ir
+
+    tensor = ir.convenience.get_const_tensor(value)
+    if tensor is None or len(tensor.shape) or not tensor.dtype.is_floating_point():
+        return None
+    scalar = tensor.numpy()
+    return scalar if 0 < abs(float(scalar) - _NEUTRAL[operator]) <= _NEAR[operator] else None
+
+
+def fold_constants(model: ir.Model) -> None:
+    """Store every computable constant as an initializer, in place.  Names and metadata of the other nodes stay."""
+    from onnxscript import optimizer
+
+    while True:
+        optimizer.fold_constants(
+            model, onnx_shape_inference=False, input_size_limit=_MAX_ELEMENTS, output_size_limit=_MAX_ELEMENTS
+        )
+        optimizer.remove_unused_nodes(model)
+        moves = [node for node in model.graph if node.op_type in _MOVES and _reads_constants_only(node)]
+        if not moves:
+            return
+        for node in moves:
+            _fold_move(model.graph, node)
+
+
+def _reads_constants_only(node: ir.Node) -> bool:
+    read = [value for value in node.inputs if value is not None]
+    return bool(read) and all(value.is_initializer() for value in read)
+
+
+def _fold_move(graph: ir.Graph, node: ir.Node) -> None:
+    """Replace a node that only moves constants by its results."""
+    import onnx_ir as ir
+    from onnx.reference import ReferenceEvaluator
+
+    read = [value for value in node.inputs if value is not None]
+    feeds = {str(value.name): value.const_value.numpy() for value in read if value.const_value is not None}
+    results = ReferenceEvaluator(ir.to_proto(node), opsets=dict(graph.opset_imports)).run(None, feeds)
+    for output, values in zip(node.outputs, results, strict=True):
+        tensor = ir.tensor(values, name=output.name)
+        constant = ir.Value(
+            name=output.name, shape=ir.Shape(values.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+        )
+        output.replace_all_uses_with(constant)
+        graph.register_initializer(constant)
+    graph.remove(node, safe=True)
+
+
+def light_proto(model: ir.Model) -> tuple[ModelProto, dict[str, ir.TensorProtocol]]:
+    """Return (the graph without the values of its large constants, name of a constant → its values).
+
+    The graph can be converted and copied without a copy of the weights, until `put_weights` puts them back.
+    """
+    import onnx_ir as ir
+
+    taken: dict[str, ir.TensorProtocol] = {}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or not is_large(tensor.nbytes):
+            continue
+        taken[name] = tensor
+        value.const_value = ir.ExternalTensor(
+            "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name
+        )
+    return ir.to_proto(model), taken
+
+
+def put_weights(proto: ModelProto, taken: dict[str, ir.TensorProtocol]) -> None:
+    """Put the values from `light_proto` into the graph.  Each value leaves ``taken``, so that no two copies stay."""
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == tensor.EXTERNAL:
+            del tensor.external_data[:]
+            tensor.ClearField("data_location")
+            tensor.raw_data = taken.pop(tensor.name).tobytes()
