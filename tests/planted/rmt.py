@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 
 from gmmvit_deploy.models.families.rmt.model import DecomposedAttention, ManhattanAttention
-from gmmvit_deploy.models.families.rmt.spec import RMTSpec
 from gmmvit_deploy.models.layers.blocks import BATCH_NORM_EPS
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.models.families.small_models import Small
