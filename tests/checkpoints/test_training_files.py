@@ -29,7 +29,6 @@ from tests.conftest import GOLDEN, golden
 
 TINY = "vit_tiny_patch16_224"
 ARGS = Namespace(
-    model="vit_tiny_patch16_224",
     lr=1e-3,
     img_size=32,
     mean=[0.5, 0.25, 0.125],
