@@ -321,7 +321,7 @@ class TestHttp:
     @pytest.mark.nightly
     def test_streams_of_strangers_are_not_held(self, gateway: Running, pixels: np.ndarray) -> None:
         """20,000 requests whose bodies stop were held for a minute, with 17 kB each."""
-        held = grpc_requests.CALLS["100 streams whose messages stop, on 100 connections"]()
+        held = grpc_requests.VALID["100 streams whose messages stop, on 100 connections"]()
         assert isinstance(held, Held)
         connections = []
         for port in (gateway.http_port, gateway.grpc_port):
@@ -343,7 +343,7 @@ class TestHttp:
     def test_bursts_of_unfinished_requests_do_not_fill_the_memory(self, open_gateway: Open) -> None:
         """HAProxy kept up to 110 MB after each burst, 355 MB after five."""
         gateway = open_gateway()
-        held = grpc_requests.CALLS["100 streams whose messages stop, on 100 connections"]()
+        held = grpc_requests.VALID["100 streams whose messages stop, on 100 connections"]()
         assert isinstance(held, Held)
 
         def resident_mb() -> int:
