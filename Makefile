@@ -27,6 +27,7 @@ UNTYPED := --jaxtyping-packages=
 # Other CPU instructions and another order of sums than this machine's; no test may depend on them.
 OTHER_ARITHMETIC := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 OMP_NUM_THREADS=1
+NO_AMX := ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 OMP_NUM_THREADS=1
 NUMERIC := $(addprefix tests/,models/scores models/layers models/folding models/families checkpoints parity)
 
 # docs/pages/developing.md states what each target holds.
@@ -41,6 +42,7 @@ test-fast: $(INSTALLED)
 test-rest: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(PYTEST) $(UNTYPED) --dist loadfile --no-loadscope-reorder -m "nightly and not alone"
 	OMP_WAIT_POLICY=PASSIVE $(OTHER_ARITHMETIC) $(PYTEST_FAST) $(UNTYPED) --dist worksteal -m "$(UNIT)" $(NUMERIC)
+	if grep -q amx_int8 /proc/cpuinfo; then $(NO_AMX) $(PYTEST_FAST) tests/runtimes/kernels/test_product_chains.py; fi
 	if grep -q avx512f /proc/cpuinfo; then $(AVX2) $(PYTEST) $(UNTYPED) --dist worksteal -m "$(UNIT)" $(NUMERIC); fi
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone
 

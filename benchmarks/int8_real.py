@@ -28,7 +28,8 @@ runs with our kernels and without.
 
 The parts write separate results: ``--part prepare`` quantises, into ``--work`` (a network of 22 million weights takes
 about half an hour on two cores); ``--part judge`` computes the logits; ``--part speed`` needs a quiet machine. What
-``--work`` holds is not made again.
+``--work`` holds is not made again. On a processor with AMX, ``ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`` judges the programs
+of a processor without; the card states it.
 
     python benchmarks/int8_real.py --network CHECKPOINT --work FOLDER [--aside PHOTOGRAPHS] [--peers PYTHON]
         [--modelopt PYTHON] [--part prepare|judge|speed] [--rounds 10] [--check]
@@ -37,6 +38,7 @@ about half an hour on two cores); ``--part judge`` computes the logits; ``--part
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -353,7 +355,8 @@ def main() -> None:
                 network.prepare(peers, arguments.aside)
             if "judge" in parts:
                 most = arguments.most or "all"
-                with run_card.written(answers, "int8_real.py", timed=False, images_of_a_set=most) as results:
+                limit = {name: os.environ[name] for name in ("ONEDNN_MAX_CPU_ISA",) if name in os.environ}
+                with run_card.written(answers, "int8_real.py", timed=False, images_of_a_set=most, **limit) as results:
                     results |= judged(network, arguments.most)
             if "speed" in parts:
                 with run_card.written(times, "int8_real.py", rounds=arguments.rounds) as results:

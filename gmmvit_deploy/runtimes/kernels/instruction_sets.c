@@ -37,10 +37,17 @@ static void examine(int has[SETS]) {
     has[AVX512_BF16] = __get_cpuid_count(7, 1, &a, &b, &c, &d) && has_bits(a, BF16);
 }
 
+/* oneDNN's variable limits the instructions of OpenVINO's own products. */
+static int openvino_avoids_amx(void) {
+    const char *limit = getenv("ONEDNN_MAX_CPU_ISA");
+    return limit && strncmp(limit, "AVX512_CORE", 11) == 0 && !strstr(limit, "AMX");
+}
+
 static int examine_bytes(void) {
     enum { VNNI = 1 << 11, AMX_INT8 = 1 << 25 };
     unsigned a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && has_bits(c, VNNI) && !has_bits(d, AMX_INT8);
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && has_bits(c, VNNI) &&
+           (!has_bits(d, AMX_INT8) || openvino_avoids_amx());
 }
 
 #elif defined(__aarch64__) && defined(__linux__)

@@ -20,7 +20,8 @@ enum {
    has it. Otherwise NO_INSTRUCTION_SET, and gmmvit_why_no_instruction_set() says why. The first call decides. */
 int gmmvit_instruction_set(void);
 
-/* Whether the chosen set is of AVX-512, and the processor has VNNI beside it, and no AMX for int8. */
+/* Whether the chosen set is of AVX-512, and the processor has VNNI beside it, and no AMX for int8,
+   or ONEDNN_MAX_CPU_ISA=AVX512_CORE… keeps OpenVINO from it. */
 int gmmvit_multiplies_bytes(void);
 
 /* "avx512-bf16", "avx512", "avx2", "neon-bf16" or "neon"; "" where there is none. */
