@@ -37,6 +37,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_load, "_MIN_SECONDS", 0.0)
 
 
+@pytest.mark.nightly
 def test_the_best_of_what_was_tried_is_written(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "tuned"
     ours = our_kernels("fp32")[0] is not None

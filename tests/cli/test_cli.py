@@ -88,6 +88,7 @@ def test_export_parity_repository_classify(gmmvit: Gmmvit, tmp_path: Path) -> No
     refused(gmmvit("serve", models, "--runner", "openvino"), "--runner needs a bundle")
 
 
+@pytest.mark.nightly
 @pytest.mark.integration
 def test_a_command_writes_nothing_but_progress_to_stderr(tmp_path: Path) -> None:
     """In a new interpreter, where libraries warn at import; tests/demo/test_demo.py checks `gmmvit demo`."""

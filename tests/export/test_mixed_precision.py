@@ -38,6 +38,7 @@ def record_of(bundle: Bundle) -> dict:
     return json.loads((bundle.path / RECORD).read_text())
 
 
+@pytest.mark.nightly
 def test_products_return_until_the_gate_holds(converted: tuple[Bundle, Answer]) -> None:
     calibration = record_of(converted[0])["calibration"]
     recipe, curve = calibration["recipe"], calibration["curve"]
@@ -59,6 +60,7 @@ def test_products_return_until_the_gate_holds(converted: tuple[Bundle, Answer]) 
     assert calibration["machine"]
 
 
+@pytest.mark.nightly
 def test_both_graphs_leave_the_same_projections(converted: tuple[Bundle, Answer]) -> None:
     """A graph for GPUs has no dynamic form, and computes these projections in float16."""
     bundle, _ = converted
@@ -77,6 +79,7 @@ def test_both_graphs_leave_the_same_projections(converted: tuple[Bundle, Answer]
         )
 
 
+@pytest.mark.nightly
 def test_convert_and_inspect_print_what_returned_and_why(converted: tuple[Bundle, Answer]) -> None:
     bundle, answer = converted
     inspected = gmmvit_here("inspect", bundle.path)

@@ -196,7 +196,7 @@ def test_images_that_calibrate_do_not_judge(bundle: Bundle, labelled: Path) -> N
     assert not (bundle.path / "runners.json").exists()
 
 
-@pytest.mark.first(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("goal", ["latency", "throughput"])
 def test_a_program_that_is_wrong_for_single_images_is_left_out(
     goal: str, precise_bundle: Bundle, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

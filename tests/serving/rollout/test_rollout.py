@@ -40,6 +40,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, bundles: dict[str, Bundle]
     running.kill()
 
 
+@pytest.mark.nightly
 def test_rollouts_under_load_lose_nothing_and_every_answer_states_its_bundle(
     service: StateService, bundles: dict[str, Bundle]
 ) -> None:
