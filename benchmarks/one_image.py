@@ -44,6 +44,7 @@ from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.measure.turns import settle
 from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.parity.measures import distance
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
 from gmmvit_deploy.runtimes.runners.open import open_runners
 from gmmvit_deploy.serving.options import RepositoryOptions
@@ -153,7 +154,7 @@ def turn(run: Run, requests: int, expected: Expected) -> tuple[list[float], floa
         answers.append(answer)
     if answers[0] is None:
         return times, 0.0
-    return times, expected.largest(indices, np.concatenate(answers))
+    return times, distance(np.concatenate(answers), expected.exact[indices])
 
 
 def _summary(ms: list[float], in_process: list[float]) -> dict[str, Any]:

@@ -6,9 +6,10 @@ import contextlib
 import io
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO, cast
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
 
 OPSET = 20  # the first opset with Gelu; LayerNormalization exists since opset 17
+_GRAPHS = ("def forward(", "class GraphModule")
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in forward\n(.*)')
 
 
@@ -220,11 +222,30 @@ def _reason_of_exporter(exc: Exception) -> str:
 @contextlib.contextmanager
 def quiet_exporter() -> Iterator[None]:
     """Suppress the exporter's messages about progress, deprecations, missing torchvision, and graphs that fail."""
-    level, text = logging.root.manager.disable, io.StringIO()
+    level, stderr = logging.root.manager.disable, cast("Any", _WithoutGraphs(sys.stderr))
     logging.disable(max(level, logging.ERROR))
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(stderr):
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(level)
+
+
+class _WithoutGraphs:
+    """A stream without the graphs that ``torch.export`` prints when it fails; progress of another thread passes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._graph_before = False
+
+    def write(self, text: str) -> int:
+        is_graph = text.lstrip().startswith(_GRAPHS)
+        if is_graph or (self._graph_before and text == "\n"):
+            self._graph_before = is_graph
+            return len(text)
+        self._graph_before = False
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

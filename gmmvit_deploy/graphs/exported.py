@@ -112,11 +112,15 @@ def _reads_constants_only(node: ir.Node) -> bool:
 def _fold_move(graph: ir.Graph, node: ir.Node) -> None:
     """Replace a node that only moves constants by its results."""
     import onnx_ir as ir
+    from onnx.helper import make_empty_tensor_value_info, make_graph
     from onnx.reference import ReferenceEvaluator
 
     read = [value for value in node.inputs if value is not None]
     feeds = {str(value.name): value.const_value.numpy() for value in read if value.const_value is not None}
-    results = ReferenceEvaluator(ir.to_proto(node), opsets=dict(graph.opset_imports)).run(None, feeds)
+    proto = ir.to_proto(node)
+    inputs, outputs = ([make_empty_tensor_value_info(name) for name in names] for names in (feeds, proto.output))
+    alone = make_graph([proto], "move", inputs, outputs)
+    results = ReferenceEvaluator(alone, opsets=dict(graph.opset_imports)).run(None, feeds)
     for output, values in zip(node.outputs, results, strict=True):
         tensor = ir.tensor(values, name=output.name)
         constant = ir.Value(

@@ -89,6 +89,10 @@ def test_inspect_refuses_options_of_presets(image: bool, tmp_path: Path) -> None
             "no vit has both LSA and a mask",
         ),
         (
+            ("--preset", "T2t_vit_7", "--classes", "10", "--image-size", "40"),
+            "image side 40: expected a multiple of 16",
+        ),
+        (
             ("--preset", "vit", "--classes", "9", "--image-size", "32", "--mask", "decay"),
             "expected plain, gmm or elm, got",
         ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import onnx
 import pytest
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.export.onnx_from_model import onnx_from_model, quiet_exporter
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import with_role
@@ -23,6 +25,14 @@ MASK = MaskSpec(kind="gmm", kernels=2)
 
 def exported(model: Model) -> onnx.ModelProto:
     return onnx_from_model(fold(model).model, preprocessing=None, max_batch=4)
+
+
+def test_progress_is_printed_while_the_exporter_runs_but_no_graph(capsys: pytest.CaptureFixture[str]) -> None:
+    with quiet_exporter():
+        print("· export: fold the masks, for 15 s so far", file=sys.stderr)
+        print("def forward(self, x):\n    return x", file=sys.stderr)
+        print("class GraphModule(torch.nn.Module): ...")
+    assert capsys.readouterr() == ("", "· export: fold the masks, for 15 s so far\n")
 
 
 def test_a_declared_role_decides_the_data_type() -> None:

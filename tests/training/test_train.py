@@ -223,6 +223,7 @@ def test_a_checkpoint_whose_entries_contradict_each_other_is_refused(run_of_a_st
     ("words", "message"),
     [
         (["--data", "digits"], "expected --preset or --model, got neither"),
+        (["--data", "digits", "--preset", "vit", "--model", "test_vit"], "expected --preset or --model, got both"),
         (["--data", "digits", "--preset", "vit", "--model-args", '{"depth": 1}'], "--model-args are arguments of timm"),
         (["--data", "digits", "--preset", "vit", "--image-size", "10"], "expected a divisor of the image size 10"),
         (["--data", "digits", "--model", "test_vat"], "has no architecture 'test_vat'"),

@@ -65,6 +65,8 @@ def source_from_onnx(path: Path) -> GraphSource:
         raise InputError(f"{path}: not an ONNX model: {first[0] if first else exc}") from exc
     if not proto.graph.node:
         raise InputError(f"{path}: not an ONNX model: it has no nodes")
+    for number, node in enumerate(proto.graph.node):
+        node.name = node.name or f"{node.op_type}_{number}"  # roles are found by names, which ONNX does not require
     tensor, shape, dtype = _input(path, proto)
     attentions = attentions_of(proto.graph)
     unknown = unknown_operators(proto.graph)

@@ -51,7 +51,10 @@ def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list
     name, why = _in_openvino(graph, precision, wrong)
     why_not += [why] if why else []
     if not names and not name:
-        raise RunnerUnavailableError(f"no runner of this machine computes in {precision}: {'; '.join(why_not)}")
+        raise RunnerUnavailableError(
+            f"no runner of this machine computes in {precision}: {'; '.join(why_not)}",
+            hint="choose fp32 or int8, which run on every x86 CPU" if precision == "bf16" else "",
+        )
     return [*names, *([name] if name else [])], why_not
 
 

@@ -89,13 +89,18 @@ def require_logits_of_precision(
     Returns the largest difference, divided by the largest logit.
     """
     trained = exact_logits(model, images)
-    largest = float(np.abs(emulated_logits(graph, images, name=precision) - trained).max())
+    errors = emulated_logits(graph, images, name=precision) - trained
+    noises = model(torch.from_numpy(images)).detach().numpy() - trained
+    largest, noise = (float(np.abs(values).max()) for values in (errors, noises))
+    rms, rms_noise = (float(np.sqrt(np.mean(values**2))) for values in (errors, noises))
     scale = float(np.abs(trained).max())
-    noise = float(np.abs(model(torch.from_numpy(images)).detach().numpy() - trained).max())
     if precision in QUANTIZED:  # more than rounding, but far less than the distance of another network
         assert largest < scale / 2
     else:
-        assert largest <= limit_from_noise(Noise(largest=noise, rms=noise, scale=scale), precision).largest
+        limit = limit_from_noise(Noise(largest=noise, rms=rms_noise, scale=scale), precision)
+        assert limit.rms is not None
+        assert largest <= limit.largest
+        assert rms <= limit.rms
     return largest / scale
 
 

@@ -49,8 +49,8 @@ needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="this CPU has no bf16")
 @pytest.mark.first(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_passes_parity(name: str, tensor_bundles: dict[str, Bundle]) -> None:
-    bundle = tensor_bundles[name]
     """With OpenVINO's operators and with our kernels; tests/models/families/test_golden_runtimes.py has the others."""
+    bundle = tensor_bundles[name]
     names = ["openvino", *(["openvino:bf16"] if has_bf16() else [])]
     names += [name.replace("openvino", "openvino+kernels") for name in names if our_kernels("fp32")[0]]
     with open_runners(names, bundle) as runners:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.vit_pytorch.spec import AttentionKind, EmbeddingKind, OutputKind, VitPytorchSpec
@@ -31,10 +30,6 @@ from gmmvit_deploy.models.sources.released import VIEWS
 from gmmvit_deploy.models.sources.shapes import Shapes, asked_pool, image_of_patches, infer_heads, known_pool
 from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, batched, tensors_of_layers
 from gmmvit_deploy.models.specs import MaskSpec
-
-if TYPE_CHECKING:
-    pass
-
 
 _LAYERS = "transformer.layers"
 _SHIFTED = "to_patch_embedding.to_patch_tokens"
