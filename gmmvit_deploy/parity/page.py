@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,10 @@ from gmmvit_deploy.parity._multi_label import MEASURES
 from gmmvit_deploy.parity._numeric import STORED
 from gmmvit_deploy.parity._plots import block_plot, class_plot, margin_plot, mixed_plot
 from gmmvit_deploy.parity._verdict import Check
-from gmmvit_deploy.parity.report import ParityReport, RunnerReport, shown_inputs
+from gmmvit_deploy.parity.report import ParityReport, RunnerReport, joined, shared_reasons, shown_inputs
 from gmmvit_deploy.reports.pages import Plot, Summary, VerdictWord, figure, rendered, written_page
 
 _MAX_FLIPS = 200
-_MAX_REASONS = 8
-"""Maximum number of reasons of each check in the summary; the page lists all reasons below the summary."""
 
 
 def write_page(report: ParityReport, path: Path, *, force: bool = False) -> None:
@@ -198,36 +195,24 @@ def summary_of(report: ParityReport) -> Summary:
     failed = [each for each in named if each[1].verdict == "failed"]
     undecided = [each for each in named if each[1].verdict == "undecided"]
     if report.verdict == "failed":
-        culprits = _joined(list(dict.fromkeys(who for who, _ in failed)))
+        culprits = joined(list(dict.fromkeys(who for who, _ in failed)))
         sentence = f"Do not deploy {culprits}: {len(failed)} of {len(ran)} checks failed."
         if not failed:
             sentence = "Do not deploy anything: no check ran."
-        changes = (*_reasons(failed), *_scope(report))
+        changes = (*shared_reasons(failed), *_scope(report))
         return Summary(outcome="failed", word="FAILED", sentence=sentence, changes=changes)
-    runners = _joined([_name(runner) for runner in report.runners])
+    runners = joined([_name(runner) for runner in report.runners])
     if report.verdict == "undecided":
         sentence = (
-            f"No check failed for {runners}, but {len(undecided)} of {len(ran)} checks had too little data to decide: "
+            f"No check failed for {runners}, but {len(undecided)} of {len(ran)} checks could not decide: "
             "approve only if the reasons below are acceptable."
         )
-        changes = (*_reasons(undecided), *_scope(report))
+        changes = (*shared_reasons(undecided), *_scope(report))
         return Summary(outcome="undecided", word="UNDECIDED", sentence=sentence, changes=changes)
     sentence = f"{runners} can stand in for the trained PyTorch model: all {len(ran)} checks that ran passed."
     near = tuple(line for runner in report.runners for line in _nearest_limits(runner))
-    return Summary(outcome="passed", word="PASSED", sentence=sentence, changes=(*near, *_scope(report)))
-
-
-def _reasons(checks: Sequence[tuple[str, Check]]) -> Iterator[str]:
-    """Yield lines ``runners: check: reason``.  Runners with the same reason share a line."""
-    shared: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for who, check in checks:
-        reasons = check.reasons or (check.summary,)
-        for why in reasons[:_MAX_REASONS]:
-            shared[check.name, why].append(who)
-        if len(reasons) > _MAX_REASONS:
-            shared[check.name, f"and {len(reasons) - _MAX_REASONS:,} more reasons, listed below"].append(who)
-    for (name, why), runners in shared.items():
-        yield f"{_joined(runners)}: {name}: {why}"
+    more = filter(None, [report.more_images])
+    return Summary(outcome="passed", word="PASSED", sentence=sentence, changes=(*more, *near, *_scope(report)))
 
 
 def _name(runner: RunnerReport) -> str:
@@ -237,8 +222,7 @@ def _name(runner: RunnerReport) -> str:
 def _nearest_limits(runner: RunnerReport) -> Iterator[str]:
     """Yield lines that state how close the results of a runner that passed are to the limits."""
     name = _name(runner)
-    sets = runner.check("numeric").details["sets"]
-    worst = max(sets, key=lambda numbers: numbers["from_exact"]["largest"] / numbers["limit"]["largest"])
+    worst = runner.nearest_to_limit
     largest, limit = worst["from_exact"]["largest"], worst["limit"]["largest"]
     yield (
         f"{name}: logits differ by at most {largest:.2g} from {worst['reference']} (inputs: {worst['inputs']}, batch "
@@ -246,27 +230,8 @@ def _nearest_limits(runner: RunnerReport) -> Iterator[str]:
     )
     details = runner.check("decisions").details
     if details.get("nearest_to_flipping") is not None:
-        yield f"{name}: {_flip_words(details)}"
-    if accuracy := runner.check("accuracy").details:
-        what = "top-1 accuracy" if "top1" in accuracy else "all labels right"
-        low = (accuracy.get("top1") or accuracy["all_right"])["interval"][0]
-        yield (
-            f"{name}: the difference of {what} from PyTorch's is at least {low:+.2%} (lower end of its interval); "
-            f"the accuracy check passes only at {accuracy['lowest_difference_allowed']:+.3%} or above"
-        )
-
-
-def _flip_words(details: Mapping[str, Any]) -> str:
-    share = details["nearest_to_flipping"]
-    if share > 1:
-        return (
-            f"the largest error is {share:.1f} times the error that may change a predicted class; "
-            f"{details['flips_within_noise']} of {details['inputs']:,} predicted classes flipped, all within the noise"
-        )
-    return (
-        f"the largest error is {100 * share:.2g} % of the error that may change a predicted class, "
-        f"on {details['inputs']:,} inputs"
-    )
+        share, count = 100 * details["nearest_to_flipping"], details["inputs"]
+        yield f"{name}: the largest error is {share:.2g} % of what may change a predicted class, on {count:,} inputs"
 
 
 def _scope(report: ParityReport) -> Iterator[str]:
@@ -274,8 +239,3 @@ def _scope(report: ParityReport) -> Iterator[str]:
     if skipped:
         yield f"Skipped checks and runners ({skipped}, listed below with the reasons) may fail once they run"
     yield "Another bundle, engine, server, machine or version may fail: the verdict covers only what “Scope” lists"
-
-
-def _joined(names: list[str]) -> str:
-    """Join names with commas, and with "and" before the last."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

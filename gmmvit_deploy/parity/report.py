@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,32 @@ GATES = {
     "--least-cosine": "stages",
 }
 """Option → the check that must be decided if the user types the option."""
+_MAX_REASONS = 8
+"""Maximum number of reasons of a check in `shared_reasons`."""
 SCHEMA_PATH = Path(__file__).with_name("report_schema.json")
 
 
 def shown_inputs(name: str) -> str:
     """Return the words for a set of inputs, such as ``golden, features``, whose name is that of the JSON report."""
     return name.replace("golden", "reference inputs")
+
+
+def joined(names: list[str]) -> str:
+    """Join names with commas, and with "and" before the last."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def shared_reasons(checks: Iterable[tuple[str, Check]]) -> Iterator[str]:
+    """Yield lines ``runners: check: reason``.  Runners with the same reason share a line."""
+    shared: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for who, check in checks:
+        reasons = check.reasons or (check.summary,)
+        for why in reasons[:_MAX_REASONS]:
+            shared[check.name, why].append(who)
+        if len(reasons) > _MAX_REASONS:
+            shared[check.name, f"and {len(reasons) - _MAX_REASONS:,} more reasons, which --json lists"].append(who)
+    for (name, why), runners in shared.items():
+        yield f"{joined(runners)}: {name}: {why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,6 +77,12 @@ class RunnerReport:
     @property
     def verdict(self) -> Verdict:
         return overall(self.checks)
+
+    @property
+    def nearest_to_limit(self) -> Mapping[str, Any]:
+        """The numbers of the check ``numeric`` for the inputs that use the largest part of their limit."""
+        sets: list[Mapping[str, Any]] = self.check("numeric").details["sets"]
+        return max(sets, key=lambda numbers: numbers["from_exact"]["largest"] / numbers["limit"]["largest"])
 
     def check(self, name: str) -> Check:
         """Return the check of this name.  Errors: KeyError when the report has no such check."""
@@ -104,6 +131,18 @@ class ParityReport:
         copies = data.get("copies", 0)
         words = [f"{copies:,} images have the pixels of another, and count once"] if copies else []
         return "; ".join(words + ([left_out_text(kinds)] if kinds else []))
+
+    @property
+    def more_images(self) -> str:
+        """Return what more images would add where a runner passed by margins, and not by their number, or ""."""
+        passed = [check.details for *_, check in self.all_checks if check.verdict == "passed"]
+        nearest = [details["nearest_to_changing"] for details in passed if details.get("by_margins")]
+        if not nearest:
+            return ""
+        return (
+            f"on these images, rounding goes at most {100 * max(nearest):.2g} % of the way to another answer; more "
+            "images would only look for one that is nearer to it"
+        )
 
     def undecided(self, options: Iterable[str]) -> list[str]:
         """Return ``option: runner: reason`` for each option of `GATES` that could not be decided for a runner."""

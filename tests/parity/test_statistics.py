@@ -148,6 +148,28 @@ def test_top_5_and_classes() -> None:
     assert details["per_class"][0] == {"class": "1", "images": 1, "pytorch": 0, "runner": 0}
 
 
+@pytest.mark.parametrize("place", [0, 4], ids=["top-1", "top-5"])
+def test_statistics_judge_only_what_can_differ(place: int) -> None:
+    """70 images are enough if the logits keep the limit, and each margin is larger than twice the largest distance."""
+    trained = np.stack([np.roll([7.0, 6, 5, 4, 3, 2, 1], first) for first in range(70)])
+    labels = [first % 7 for first in range(70)]
+    labels[0] = place  # its true class has the largest logit, or the fifth
+    for change, within_limit, verdict in (
+        (0.499, True, "passed"),
+        (0.5, True, "undecided"),
+        (0.499, False, "undecided"),
+    ):
+        collected = Accuracy([str(index) for index in range(7)], Classes(to_logit=None, note=""))
+        answered = trained.copy()
+        answered[0, place + 1] += change  # at 0.5, two logits could change places
+        collected.add(labels, trained, answered)
+        check = collected.check(0.999, within_limit=within_limit)
+        assert check.verdict == verdict, check.summary
+        assert check.details["nearest_to_changing"] == pytest.approx(2 * change)
+        assert check.details["by_margins"] == (verdict == "passed")
+        assert any("too few images" in why for why in check.reasons) == (verdict == "undecided")
+
+
 @pytest.mark.parametrize(("lost", "verdict"), [(0, "passed"), (9, "undecided"), (60, "failed")])
 def test_the_gate_also_judges_top_5(lost: int, verdict: str) -> None:
     collected = Accuracy([str(index) for index in range(7)], Classes(to_logit=None, note=""))
