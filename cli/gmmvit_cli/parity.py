@@ -35,6 +35,7 @@ gmmvit parity bundle --runner openvino:bf16 --data digits --report parity.html""
 _CHECKS = Panel("Checks")
 _OnBroken = Literal["fail", "skip"]
 _NOT_JUDGED = 3
+_MAX_REASONS = 8
 _WIDTH = 100
 
 
@@ -168,12 +169,10 @@ def parity(
 
 def _print(report: ParityReport, *, decided: bool) -> None:
     """Print what did not pass, a line for each runner, with ``--verbose`` all checks, and at the end the verdict."""
-    from gmmvit_deploy.parity.report import shared_reasons
-
-    for verdict in ("failed", "undecided"):
-        checks = [(who, check) for who, _, check in report.all_checks if check.verdict == verdict]
-        for line in shared_reasons(checks):
-            typer.echo(f"{verdict}: {line}")
+    for line in report.reasons("failed", _MAX_REASONS):
+        typer.echo(f"failed: {line}")
+    for line in report.reasons("undecided", _MAX_REASONS):
+        typer.echo(f"undecided: {line}")
     columns = ("runner", "verdict", "logits differ by", "same answer", "right, PyTorch's")
     print_table(columns, list(map(_row, report.runners)), title=str(report.bundle["path"]), width=_WIDTH)
     if report.data is not None and report.data["broken"]:
@@ -184,11 +183,11 @@ def _print(report: ParityReport, *, decided: bool) -> None:
     if verbosity() == "verbose":
         for line in _details(report):
             typer.echo(line)
-    ran = sum(check.verdict != "skipped" for *_, check in report.all_checks)
+    ran = sum(check.verdict != "skipped" for _, check in report.all_checks)
     skipped = len(report.all_checks) - ran + len(report.skipped)
     typer.echo(f"checks: {ran} ran, {skipped} skipped; --verbose prints all")
     if report.failed:
-        failed = {check.name for *_, check in report.all_checks if check.verdict == "failed"}
+        failed = {check.name for _, check in report.all_checks if check.verdict == "failed"}
         typer.echo(f"FAILED: {', '.join(sorted(failed))}")
     elif not decided:
         typer.echo("NOT DECIDED: the images cannot decide a gate")
@@ -204,7 +203,7 @@ def _row(runner: RunnerReport) -> tuple[str, ...]:
     decisions, accuracy = runner.check("decisions").details, runner.check("accuracy").details
     both = accuracy.get("top1") or accuracy.get("all_right")
     return (
-        runner.runner if runner.precision == "fp32" else f"{runner.runner}:{runner.computes_in}",
+        runner.name,
         runner.verdict.upper() if runner.verdict == "failed" else runner.verdict,
         "not comparable" if math.isnan(share) else f"{share:.0%} of the limit",
         f"{round(decisions['agreement'] * decisions['inputs']):,} of {decisions['inputs']:,}" if decisions else "",
@@ -213,22 +212,11 @@ def _row(runner: RunnerReport) -> tuple[str, ...]:
 
 
 def _details(report: ParityReport) -> Iterator[str]:
-    from gmmvit_deploy.parity.report import shown_inputs
-
-    for who, precision, check in report.all_checks:
-        yield f"{check.verdict}: {f'{who} in {precision}' if precision else who}: {check.name}: {check.summary}"
-    for reason in report.skipped:
-        yield f"skipped: {reason}"
-    limits = [numbers for runner in report.runners for numbers in runner.check("numeric").details["sets"]]
-    yield from dict.fromkeys(
-        f"limit on {shown_inputs(numbers['inputs'])}: "
-        f"{numbers['limit']['largest']:.2g} = {numbers['limit']['derivation']}"
-        for numbers in limits
-    )
-    for runner in report.runners:
-        decisions = runner.check("decisions").details
-        for flip in () if "gate" in decisions else decisions.get("flips", ()):
+    for who, check in report.all_checks:
+        yield f"{check.verdict}: {who}: {check.name}: {check.summary}"
+        for flip in check.details.get("flips", ()):
             yield (
-                f"prediction change, {'within the noise' if flip['within_noise'] else 'WRONG'}: {runner.runner}: "
+                f"prediction change, {'within the noise' if flip['within_noise'] else 'WRONG'}: {who}: "
                 f"{flip['where']}: {flip['pytorch_class']} became {flip['runner_class']}, margin {flip['margin']:.3g}"
             )
+    yield from (f"skipped: {reason}" for reason in report.skipped)

@@ -9,11 +9,12 @@ from typing import Any
 from gmmvit_deploy.parity._multi_label import MEASURES
 from gmmvit_deploy.parity._numeric import STORED
 from gmmvit_deploy.parity._plots import block_plot, class_plot, margin_plot, mixed_plot
-from gmmvit_deploy.parity._verdict import Check
-from gmmvit_deploy.parity.report import ParityReport, RunnerReport, joined, shared_reasons, shown_inputs
+from gmmvit_deploy.parity._verdict import Check, joined
+from gmmvit_deploy.parity.report import ParityReport, RunnerReport, shown_inputs
 from gmmvit_deploy.reports.pages import Plot, Summary, VerdictWord, figure, rendered, written_page
 
 _MAX_FLIPS = 200
+_MAX_REASONS = 8
 
 
 def write_page(report: ParityReport, path: Path, *, force: bool = False) -> None:
@@ -29,9 +30,9 @@ def page_of(report: ParityReport) -> str:
         "parity/page.html",
         title=f"Parity of {name}: {report.bundle['model']}",
         summary=summary_of(report),
-        checks=[_check(*check) for check in checks if check[2].verdict != "skipped"],
+        checks=[_check(*check) for check in checks if check[1].verdict != "skipped"],
         failures=report.failures(),
-        skipped_checks=[_check(*check) for check in checks if check[2].verdict == "skipped"],
+        skipped_checks=[_check(*check) for check in checks if check[1].verdict == "skipped"],
         skipped=report.skipped,
         runners=list(map(_runner, report.runners)),
         scope=_provenance(report),
@@ -39,21 +40,20 @@ def page_of(report: ParityReport) -> str:
     )
 
 
-def _check(runner: str, precision: str, check: Check) -> tuple[str | VerdictWord, ...]:
-    return runner, precision, check.name, VerdictWord(check.verdict, check.verdict), check.summary
+def _check(runner: str, check: Check) -> tuple[str | VerdictWord, ...]:
+    return runner, check.name, VerdictWord(check.verdict, check.verdict), check.summary
 
 
 def _runner(runner: RunnerReport) -> dict[str, Any]:
     """Return what the page shows of a runner.  A bundle without logits has no accuracy, and decides nothing."""
-    name = f"{runner.runner}, {runner.computes_in}"
     accuracy, decisions = runner.check("accuracy").details, runner.check("decisions").details
     flips = decisions.get("flips", ())
     more = len(flips[_MAX_FLIPS:]) + decisions["flips_not_listed"] if flips else 0
     no_flips = "No predicted class changed." if decisions else ""
     return {
-        "name": name,
+        "name": runner.name,
         "provenance": dict(runner.provenance),
-        "figures": _figures(name, runner),
+        "figures": _figures(runner.name, runner),
         "distances": _distances(runner.check("numeric").details["sets"]),
         "accuracy": _accuracy(accuracy) if accuracy else None,
         "flips": list(map(_flip, flips[:_MAX_FLIPS])),
@@ -167,24 +167,22 @@ def _provenance(report: ParityReport) -> dict[str, str]:
 
 def summary_of(report: ParityReport) -> Summary:
     """Return the verdict and what would change the verdict: failed checks, undecided checks, or the nearest limits."""
-    named = [(f"{who} in {precision}" if precision else who, check) for who, precision, check in report.all_checks]
-    ran = [check for _, check in named if check.verdict != "skipped"]
-    failed = [each for each in named if each[1].verdict == "failed"]
-    undecided = [each for each in named if each[1].verdict == "undecided"]
+    ran = [(who, check.verdict) for who, check in report.all_checks if check.verdict != "skipped"]
+    counted = {verdict: [who for who, each in ran if each == verdict] for verdict in ("failed", "undecided")}
     if report.verdict == "failed":
-        culprits = joined(list(dict.fromkeys(who for who, _ in failed)))
-        sentence = f"Do not deploy {culprits}: {len(failed)} of {len(ran)} checks failed."
-        if not failed:
+        culprits = joined(list(dict.fromkeys(counted["failed"])))
+        sentence = f"Do not deploy {culprits}: {len(counted['failed'])} of {len(ran)} checks failed."
+        if not culprits:
             sentence = "Do not deploy anything: no check ran."
-        changes = (*shared_reasons(failed), *_scope(report))
+        changes = (*report.reasons("failed", _MAX_REASONS), *_scope(report))
         return Summary(outcome="failed", word="FAILED", sentence=sentence, changes=changes)
-    runners = joined([_name(runner) for runner in report.runners])
+    runners = joined([runner.name for runner in report.runners])
     if report.verdict == "undecided":
         sentence = (
-            f"No check failed for {runners}, but {len(undecided)} of {len(ran)} checks could not decide: "
+            f"No check failed for {runners}, but {len(counted['undecided'])} of {len(ran)} checks could not decide: "
             "approve only if the reasons below are acceptable."
         )
-        changes = (*shared_reasons(undecided), *_scope(report))
+        changes = (*report.reasons("undecided", _MAX_REASONS), *_scope(report))
         return Summary(outcome="undecided", word="UNDECIDED", sentence=sentence, changes=changes)
     sentence = f"{runners} can stand in for the trained PyTorch model: all {len(ran)} checks that ran passed."
     near = tuple(line for runner in report.runners for line in _nearest_limits(runner))
@@ -192,14 +190,9 @@ def summary_of(report: ParityReport) -> Summary:
     return Summary(outcome="passed", word="PASSED", sentence=sentence, changes=(*more, *near, *_scope(report)))
 
 
-def _name(runner: RunnerReport) -> str:
-    return f"{runner.runner} in {runner.computes_in}"
-
-
 def _nearest_limits(runner: RunnerReport) -> Iterator[str]:
     """Yield lines that state how close the results of a runner that passed are to the limits."""
-    name = _name(runner)
-    worst = runner.nearest_to_limit
+    name, worst = runner.name, runner.nearest_to_limit
     largest, limit = worst["from_exact"]["largest"], worst["limit"]["largest"]
     yield (
         f"{name}: logits differ by at most {largest:.2g} from {worst['reference']} (inputs: {worst['inputs']}, batch "
@@ -212,7 +205,7 @@ def _nearest_limits(runner: RunnerReport) -> Iterator[str]:
 
 
 def _scope(report: ParityReport) -> Iterator[str]:
-    skipped = len(report.skipped) + sum(check.verdict == "skipped" for *_, check in report.all_checks)
+    skipped = len(report.skipped) + sum(check.verdict == "skipped" for _, check in report.all_checks)
     if skipped:
         yield f"Skipped checks and runners ({skipped}, listed below with the reasons) may fail once they run"
     yield "Another bundle, engine, server, machine or version may fail: the verdict covers only what “Scope” lists"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
 from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from gmmvit_deploy.inference.runner_name import Form, with_form
-from gmmvit_deploy.parity._verdict import Check, Verdict, overall
+from gmmvit_deploy.parity._verdict import Check, Verdict, joined, overall
 from gmmvit_deploy.reports.reporting import plain
 
 FORMAT = "gmmvit-parity/1"
@@ -25,32 +25,12 @@ GATES = {
     "--least-cosine": "stages",
 }
 """Option → the check that must be decided if the user types the option."""
-_MAX_REASONS = 8
-"""Maximum number of reasons of a check in `shared_reasons`."""
 SCHEMA_PATH = Path(__file__).with_name("report_schema.json")
 
 
 def shown_inputs(name: str) -> str:
     """Return the words for a set of inputs, such as ``golden, features``, whose name is that of the JSON report."""
     return name.replace("golden", "reference inputs")
-
-
-def joined(names: list[str]) -> str:
-    """Join names with commas, and with "and" before the last."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def shared_reasons(checks: Iterable[tuple[str, Check]]) -> Iterator[str]:
-    """Yield lines ``runners: check: reason``.  Runners with the same reason share a line."""
-    shared: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for who, check in checks:
-        reasons = check.reasons or (check.summary,)
-        for why in reasons[:_MAX_REASONS]:
-            shared[check.name, why].append(who)
-        if len(reasons) > _MAX_REASONS:
-            shared[check.name, f"and {len(reasons) - _MAX_REASONS:,} more reasons, which --json lists"].append(who)
-    for (name, why), runners in shared.items():
-        yield f"{joined(runners)}: {name}: {why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,9 +50,9 @@ class RunnerReport:
     form: Form = ""
 
     @property
-    def computes_in(self) -> str:
-        """The precision with the form, such as ``int8-static``."""
-        return with_form(self.precision, self.form)
+    def name(self) -> str:
+        """The runner with its precision and form, as after ``--runner``, such as ``openvino:int8-static``."""
+        return self.runner if self.precision == "fp32" else f"{self.runner}:{with_form(self.precision, self.form)}"
 
     @property
     def verdict(self) -> Verdict:
@@ -106,14 +86,14 @@ class ParityReport:
     skipped: tuple[str, ...] = ()
 
     @property
-    def all_checks(self) -> list[tuple[str, str, Check]]:
-        """(name of the runner, its precision and form, check) of each check; ("bundle", "", check) of the bundle's."""
-        of_bundle = [("bundle", "", check) for check in self.checks]
-        return of_bundle + [(one.runner, one.computes_in, check) for one in self.runners for check in one.checks]
+    def all_checks(self) -> list[tuple[str, Check]]:
+        """(name of the runner, check) of each check; ("bundle", check) of the bundle's."""
+        of_bundle = [("bundle", check) for check in self.checks]
+        return of_bundle + [(one.name, check) for one in self.runners for check in one.checks]
 
     @property
     def verdict(self) -> Verdict:
-        return overall(check for *_, check in self.all_checks)
+        return overall(check for _, check in self.all_checks)
 
     @property
     def passed(self) -> bool:
@@ -135,7 +115,7 @@ class ParityReport:
     @property
     def more_images(self) -> str:
         """Return what more images would add where a runner passed by margins, and not by their number, or ""."""
-        passed = [check.details for *_, check in self.all_checks if check.verdict == "passed"]
+        passed = [check.details for _, check in self.all_checks if check.verdict == "passed"]
         nearest = [details["nearest_to_changing"] for details in passed if details.get("by_margins")]
         if not nearest:
             return ""
@@ -160,13 +140,22 @@ class ParityReport:
         return any(one.precision in QUANTIZED and one.check("stages").verdict == "undecided" for one in self.runners)
 
     def failures(self) -> list[str]:
-        """Return ``runner: check: reason`` for every reason of every failed check."""
-        return [
-            f"{who}: {check.name}: {why}"
-            for who, _, check in self.all_checks
-            if check.verdict == "failed"
-            for why in check.reasons or (check.summary,)
-        ]
+        """Return `reasons` of all failed checks."""
+        return self.reasons("failed")
+
+    def reasons(self, verdict: Verdict, limit: int | None = None) -> list[str]:
+        """Return ``runners: check: reason`` of the checks with a verdict.  Runners with the same reason share a line.
+
+        limit: the maximum number of reasons of a check.
+        """
+        shared: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for who, check in self.all_checks:
+            reasons = (check.reasons or (check.summary,)) if check.verdict == verdict else ()
+            for why in reasons[:limit]:
+                shared[check.name, why].append(who)
+            if left_out := len(reasons) - len(reasons[:limit]):
+                shared[check.name, f"{left_out:,} more reasons; --json lists all"].append(who)
+        return [f"{joined(runners)}: {name}: {why}" for (name, why), runners in shared.items()]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values that follow ``report_schema.json``; numbers that are not finite become null."""

@@ -140,7 +140,10 @@ def test_too_few_images_fail_only_where_that_is_asked(demo: Demo) -> None:
     few = ("parity", demo.bundle.path, "--runner", "onnxruntime:int8", "--data", "digits", "--limit", "50")
     answer = done(gmmvit_here(*few))
     reason = "too few images to decide"
-    assert f"undecided: onnxruntime: accuracy: {reason}: of 50 images, only PyTorch is right on 0" in answer.out
+    assert (
+        f"undecided: onnxruntime:int8-static: accuracy: {reason}: of 50 images, only PyTorch is right on 0"
+        in answer.out
+    )
     assert answer.out.splitlines()[-1] == "passed, but some checks are undecided"
     asked = gmmvit_here(*few, "--require-accuracy")
     assert asked.status == 1
