@@ -115,13 +115,17 @@ class ParityReport:
     @property
     def more_images(self) -> str:
         """Return what more images would add where a runner passed by margins, and not by their number, or ""."""
-        passed = [check.details for _, check in self.all_checks if check.verdict == "passed"]
-        nearest = [details["nearest_to_changing"] for details in passed if details.get("by_margins")]
+        nearest = {
+            who: check.details["nearest_to_changing"]
+            for who, check in self.all_checks
+            if check.verdict == "passed" and check.details.get("by_margins")
+        }
         if not nearest:
             return ""
+        share = 100 * max(nearest.values())
         return (
-            f"on these images, rounding goes at most {100 * max(nearest):.2g} % of the way to another answer; more "
-            "images would only look for one that is nearer to it"
+            f"{joined(list(nearest))}: on these images, rounding goes at most {share:.2g} % of the way to another answer; "
+            "more images would only look for one that is nearer to it"
         )
 
     def undecided(self, options: Iterable[str]) -> list[str]:
