@@ -109,7 +109,7 @@ def _distances(sets: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 def _accuracy(details: Mapping[str, Any]) -> dict[str, Any]:
     """Return head, rows and gate of the table of a single-label or a multi-label network."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for key, words in {"top1": "top-1", "top5": "top-5", "all_right": "all labels right"}.items():
         if numbers := details.get(key):
             low, high = numbers["interval"]

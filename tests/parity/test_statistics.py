@@ -9,7 +9,6 @@ import pytest
 import scipy.stats
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.inference.precision import SPECS
 from gmmvit_deploy.intervals import mcnemar, score_interval, share_interval
 from gmmvit_deploy.parity._paired import Paired
 from gmmvit_deploy.parity._single_label import Accuracy, Classes, classes_of
@@ -198,11 +197,6 @@ def test_a_repeated_label_is_matched_by_label_and_index() -> None:
     with pytest.raises(InputError, match="has 2 classes with the label crane") as caught:
         classes_of(("crane", "hen"), labels, "data")
     assert "'crane (0)', 'crane (2)'" in caught.value.hint
-
-
-def test_gates_are_those_of_mlperf() -> None:
-    gates = {"fp32": 0.999, "fp16": 0.999, "bf16": 0.999, "int8": 0.99, "fp8": 0.99}
-    assert {precision: spec.accuracy_gate for precision, spec in SPECS.items()} == gates
 
 
 def test_limits_follow_from_the_noise() -> None:
