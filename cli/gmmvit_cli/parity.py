@@ -111,8 +111,9 @@ def parity(
 ) -> None:
     """A bundle is the folder that gmmvit export writes. A runner is a program that computes the logits, such as ONNX
     Runtime, an engine or a server. All runners and PyTorch get the inputs recorded at export, random inputs, and the
-    images of --data. The exit status is 1 if a check fails, or if the images cannot decide a gate that you type;
-    and 3 if nothing failed, but no images judged an int8 or fp8 graph.
+    images of --data. What failed or is undecided is printed first, then a line for each runner; --verbose prints every
+    check. The exit status is 1 if a check fails, or if the images cannot decide a gate that you type; and 3 if nothing
+    failed, but no images judged an int8 or fp8 graph.
     """
     require_report(report, force=force)
     collect_garbage_rarely()
