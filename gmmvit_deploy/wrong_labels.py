@@ -46,13 +46,17 @@ def chance_of(labels: NDArray[Any], answers: NDArray[Any]) -> float:
 
 def unrelated_labels(right: int, images: int, chance: float) -> str:
     """Return a message if PyTorch's accuracy does not lie clearly above chance, else ""."""
-    low, _ = share_interval(right, images, z=_Z_ABOVE_CHANCE)
-    if low > chance:
+
+    def above_chance(right: int) -> bool:
+        return share_interval(right, images, z=_Z_ABOVE_CHANCE)[0] > chance
+
+    if above_chance(right):
         return ""
+    too_few = "" if above_chance(round(images * (1 + chance) / 2)) else "too few or "
     return (
         f"these labels cannot judge accuracy: PyTorch is right on {right:,} of {images:,} images, which is not clearly "
         f"more than the {chance:.1%} by chance; the labels are wrong, the network is not trained, or the images are "
-        "too few or nearly all of one class"
+        f"{too_few}nearly all of one class"
     )
 
 

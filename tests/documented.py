@@ -28,6 +28,8 @@ NAVIGATION = tuple(re.findall(r'= "([\w/]+\.md)"', (ROOT / "docs" / "zensical.to
 _FENCE = re.compile(r"^```(\w*)\s*$")
 _MARK = re.compile(r"^<!-- (?:not run: (?P<reason>.+)|run by (?P<test>\S+)|exit (?P<status>\d+)) -->$")
 _ELLIPSIS = "…"
+FEWER_IMAGES = {"optimize": ("--limit", "120"), "parity": ("--limit", "100")}
+"""Command → what the tests add to it: the pages show what a reader types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +196,8 @@ class Shell:
             return self._serve(text, rest)
         for documented, url in self._urls.items():
             rest = [word.replace(documented, url) for word in rest]
-        return self._gmmvit(command, *rest, timeout_s=300)
+        fewer = FEWER_IMAGES.get(command, ()) if "--data" in rest else ()
+        return self._gmmvit(command, *rest, *fewer, timeout_s=300)
 
     def _curl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Ask the server that runs."""

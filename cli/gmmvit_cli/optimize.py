@@ -105,13 +105,15 @@ def optimize(
 
 
 def _print(choice: Choice, bundle: Path) -> None:
-    from gmmvit_deploy.optimize.table import head_of, left_out_rows, passed_rows, reasons_of
+    from gmmvit_deploy.optimize.table import could_pass, head_of, left_out_rows, passed_rows, reasons_of
 
     title = f"{bundle}: {choice.goal} at batch {choice.batch} on {choice.machine}"
     print_table(head_of(choice), passed_rows(choice), title=title)
-    if rows := left_out_rows(choice):
-        print_table((*head_of(choice), "left out because"), rows)
+    if rows := [(name, speed, why) for name, speed, *_, why in left_out_rows(choice)]:
+        print_table((*head_of(choice)[:2], "left out because"), rows)
     if reasons := reasons_of(choice):
         print_table(("not tried", "because"), reasons)
     typer.echo(f"judged on {choice.images}")
+    if more := could_pass(choice, bundle):
+        typer.echo(more)
     typer.echo(f"chosen: {choice.passed[0].runner}")

@@ -56,8 +56,8 @@ def print_error(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
-    """Print a table on stdout; text that looks like markup is printed as it is."""
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", width: int = 300) -> None:
+    """Print a table on stdout; text that looks like markup is printed as it is.  width: the maximum in a pipe."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -76,5 +76,5 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title:
         table.add_row(*(Text(cell) for cell in row))
     console = Console()
     if not console.is_terminal:
-        console = Console(width=300)  # a pipe has no width to fit
+        console = Console(width=width)  # a pipe has no width to fit
     console.print(table)

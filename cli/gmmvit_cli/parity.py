@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import typer
 
@@ -19,14 +20,14 @@ from gmmvit_cli.options import (
     REPORT,
     require_report,
 )
-from gmmvit_cli.output import note, print_error, print_json, print_table
+from gmmvit_cli.output import note, print_error, print_json, print_table, verbosity
 from gmmvit_cli.panels import GENERAL, INPUT, Panel
 from gmmvit_cli.progress import progress
 from gmmvit_cli.runners import PRECISION_OF_RUNNERS, URLS, opened_runners, runner_option
 from gmmvit_deploy.inference.precision import SPECS, Precision
 
 if TYPE_CHECKING:
-    from gmmvit_deploy.parity.report import ParityReport
+    from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 
 EXAMPLE = """gmmvit parity bundle
 gmmvit parity bundle --runner openvino:bf16 --data digits --report parity.html"""
@@ -34,6 +35,8 @@ gmmvit parity bundle --runner openvino:bf16 --data digits --report parity.html""
 _CHECKS = Panel("Checks")
 _OnBroken = Literal["fail", "skip"]
 _NOT_JUDGED = 3
+_MAX_REASONS = 8
+_WIDTH = 100
 
 
 def _print_schema(requested: bool) -> None:
@@ -108,8 +111,9 @@ def parity(
 ) -> None:
     """A bundle is the folder that gmmvit export writes. A runner is a program that computes the logits, such as ONNX
     Runtime, an engine or a server. All runners and PyTorch get the inputs recorded at export, random inputs, and the
-    images of --data. The exit status is 1 if a check fails, or if the images cannot decide a gate that you type;
-    and 3 if nothing failed, but no images judged an int8 or fp8 graph.
+    images of --data. What failed or is undecided is printed first, then a line for each runner; --verbose prints every
+    check. The exit status is 1 if a check fails, or if the images cannot decide a gate that you type; and 3 if nothing
+    failed, but no images judged an int8 or fp8 graph.
     """
     require_report(report, force=force)
     collect_garbage_rarely()
@@ -164,75 +168,56 @@ def parity(
         raise typer.Exit(_NOT_JUDGED)
 
 
-_MAX_REASONS = 8
-
-
 def _print(report: ParityReport, *, decided: bool) -> None:
-    rows = [
-        (
-            who,
-            precision,
-            check.name,
-            check.verdict.upper() if check.verdict == "failed" else check.verdict,
-            check.summary,
-        )
-        for who, precision, check in report.all_checks
-    ]
-    print_table(("runner", "precision", "check", "verdict", "result"), rows, title=str(report.bundle["path"]))
-    for reason in report.skipped:
-        typer.echo(f"skipped: {reason}")
-    for line in dict.fromkeys(_limits(report)):
-        typer.echo(line)
-    for runner in report.runners:
-        _print_flips(runner.check("decisions").details)
+    """Print what did not pass, a line for each runner, with ``--verbose`` all checks, and at the end the verdict."""
+    for line in report.reasons("failed", _MAX_REASONS):
+        typer.echo(f"failed: {line}")
+    for line in report.reasons("undecided", _MAX_REASONS):
+        typer.echo(f"undecided: {line}")
+    columns = ("runner", "verdict", "logits differ by", "same answer", "right, PyTorch's")
+    print_table(columns, list(map(_row, report.runners)), title=str(report.bundle["path"]), width=_WIDTH)
     if report.data is not None and report.data["broken"]:
         shown = "".join(f"\n  {image['image']}: {image['why']}" for image in report.data["broken_images"])
         typer.echo(f"skipped {report.data['broken']} of {report.data['of']:,} images, which cannot be read:{shown}")
-    if left_out := report.left_out():
-        typer.echo(left_out)
-    for who, _, check in report.all_checks:
-        if check.verdict in ("failed", "undecided"):
-            for why in check.reasons[:_MAX_REASONS]:
-                typer.echo(f"{check.verdict}: {who}: {check.name}: {why}")
-            if len(check.reasons) > _MAX_REASONS:
-                typer.echo(
-                    f"{check.verdict}: {who}: {check.name}: {len(check.reasons) - _MAX_REASONS} more reasons; "
-                    "--json lists all"
-                )
-    failed = {check.name for *_, check in report.all_checks if check.verdict == "failed"}
-    words = {
-        "passed": "passed",
-        "failed": f"FAILED: {', '.join(sorted(failed))}",
-        "undecided": "passed, but some checks are undecided",
-    }
-    if failed or (decided and not report.not_judged):
-        typer.echo(words[report.verdict])
-    elif decided:
+    for line in filter(None, (report.left_out(), report.more_images)):
+        typer.echo(line)
+    if verbosity() == "verbose":
+        for line in _details(report):
+            typer.echo(line)
+    ran = sum(check.verdict != "skipped" for _, check in report.all_checks)
+    skipped = len(report.all_checks) - ran + len(report.skipped)
+    typer.echo(f"checks: {ran} ran, {skipped} skipped; --verbose prints all")
+    if report.failed:
+        failed = {check.name for _, check in report.all_checks if check.verdict == "failed"}
+        typer.echo(f"FAILED: {', '.join(sorted(failed))}")
+    elif not decided:
+        typer.echo("NOT DECIDED: the images cannot decide a gate")
+    elif report.not_judged:
         typer.echo("NOT JUDGED ON IMAGES: nothing failed, but only images show what int8 and fp8 cost")
     else:
-        typer.echo("NOT DECIDED: the images cannot decide a gate")
+        typer.echo("passed" if report.passed else "passed, but some checks are undecided")
 
 
-def _limits(report: ParityReport) -> list[str]:
-    from gmmvit_deploy.parity.report import shown_inputs
+def _row(runner: RunnerReport) -> tuple[str, ...]:
+    numbers = runner.nearest_to_limit
+    share = numbers["from_exact"]["largest"] / numbers["limit"]["largest"]  # NaN for logits of another shape
+    decisions, accuracy = runner.check("decisions").details, runner.check("accuracy").details
+    both = accuracy.get("top1") or accuracy.get("all_right")
+    return (
+        runner.name,
+        runner.verdict.upper() if runner.verdict == "failed" else runner.verdict,
+        "not comparable" if math.isnan(share) else f"{share:.0%} of the limit",
+        f"{round(decisions['agreement'] * decisions['inputs']):,} of {decisions['inputs']:,}" if decisions else "",
+        f"{both['runner']:.2%}, {both['pytorch']:.2%}" if both else "",
+    )
 
-    sets = [numbers for runner in report.runners for numbers in runner.check("numeric").details["sets"]]
-    return [
-        f"limit on {shown_inputs(numbers['inputs'])}: "
-        f"{numbers['limit']['largest']:.2g} = {numbers['limit']['derivation']}"
-        for numbers in sets
-    ]
 
-
-def _print_flips(decisions: Mapping[str, Any]) -> None:
-    if not decisions or "gate" in decisions:  # no images, or flips are counted by the gate
-        return
-    for flip in decisions["flips"][:_MAX_REASONS]:
-        kind = "within the noise" if flip["within_noise"] else "WRONG"
-        typer.echo(
-            f"prediction change, {kind}: {flip['where']}: {flip['pytorch_class']} became {flip['runner_class']}, "
-            f"margin {flip['margin']:.3g}"
-        )
-    more = len(decisions["flips"]) + decisions["flips_not_listed"] - _MAX_REASONS
-    if more > 0:
-        typer.echo(f"{more} more prediction changes")
+def _details(report: ParityReport) -> Iterator[str]:
+    for who, check in report.all_checks:
+        yield f"{check.verdict}: {who}: {check.name}: {check.summary}"
+        for flip in check.details.get("flips", ()):
+            yield (
+                f"prediction change, {'within the noise' if flip['within_noise'] else 'WRONG'}: {who}: "
+                f"{flip['where']}: {flip['pytorch_class']} became {flip['runner_class']}, margin {flip['margin']:.3g}"
+            )
+    yield from (f"skipped: {reason}" for reason in report.skipped)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 LINE_MARK = "·"
 """First character of every progress line, so that a reader of stderr can tell it from an error."""
 _QUIET_S = 1.0  # work that ends sooner prints no line
-_BETWEEN_S = 2.0  # minimum time between two lines: short steps do not flood a log
+_BETWEEN_S, _MAX_BETWEEN_S = 2.0, 60.0  # minimum time between two lines, at first and later: no flood in a log
+_BETWEEN_SHARE = 0.2  # of the time so far
 _SILENT_S = 15.0  # maximum time without a line: a longer step is named again
 
 
@@ -96,7 +97,7 @@ def _beating(lines: Lines) -> Iterator[Lines]:
 class Lines:
     """Single lines for a pipe or a log file.
 
-    every_step: print each step at once; otherwise only while the work lasts, at most one line in two seconds.
+    every_step: print each step at once; otherwise only while the work lasts, and the rarer the longer it lasts.
     clock: seconds, for tests.
     """
 
@@ -112,10 +113,13 @@ class Lines:
     def beat(self) -> None:
         """Name the step that runs, if it is not named yet, and again from time to time: a long step looks dead."""
         now, last = self._clock(), self._last
-        if last is None or (last.step == self._printed and now - (self._printed_at or now) < _SILENT_S):
+        if last is None or last.done == last.total or not self._is_time(now):
+            return
+        if last.step == self._printed and now - (self._printed_at or now) < _SILENT_S:
             return
         self._printed_at, self._printed = now, last.step
-        note(f"{LINE_MARK} {_words(self._work, last)}, for {_duration(now - self._step_since)} so far")
+        numbers = self._numbers(now, last)
+        note(f"{LINE_MARK} {_words(self._work, last)}{numbers}, for {_duration(now - self._step_since)} so far")
 
     def __call__(self, event: Progress) -> None:
         now, last = self._clock(), self._last
@@ -132,9 +136,11 @@ class Lines:
     def _due(self, now: float, event: Progress) -> bool:
         if self._every_step and event.step != self._printed:
             return True
-        if now - self._start < _QUIET_S:
-            return False
-        return self._printed_at is None or now - self._printed_at >= _BETWEEN_S
+        return now - self._start >= _QUIET_S and self._is_time(now)
+
+    def _is_time(self, now: float) -> bool:
+        between = min(max(_BETWEEN_S, _BETWEEN_SHARE * (now - self._start)), _MAX_BETWEEN_S)
+        return self._printed_at is None or now - self._printed_at >= between
 
     def _numbers(self, now: float, event: Progress) -> str:
         if event.total is None:

@@ -1,13 +1,14 @@
-"""Write a choice as a self-contained page: what was chosen, accuracy against speed, and all candidates."""
+"""Write a choice as a self-contained page: what was chosen, speed and accuracy of all candidates."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.choices import Candidate, Choice
 from gmmvit_deploy.intervals import Measured
-from gmmvit_deploy.optimize.table import head_of, left_out_rows, passed_rows, reasons_of
+from gmmvit_deploy.optimize.table import could_pass, head_of, left_out_rows, passed_rows, reasons_of
 from gmmvit_deploy.reports.pages import Summary, figure, rendered, written_page
 from gmmvit_deploy.reports.plotting import SERIES, figure_and_axes, svg
 
@@ -19,18 +20,18 @@ def write_page(choice: Choice, bundle: Bundle, path: Path, *, force: bool = Fals
 
 def page_of(choice: Choice, bundle: Bundle) -> str:
     """Return the page as HTML text, which loads nothing from the network."""
-    plotted = [(one, one.speed, one.judged) for one in choice.candidates if one.speed and one.judged]
+    timed = [(one, one.speed) for one in choice.candidates if one.speed is not None]
     plots = []
-    if plotted:
+    if timed:
         what = (
-            "Each point is a candidate; a cross was left out. Bars are the intervals: of the speed at 95 %, of the "
+            "A row for each candidate that was timed. Bars are the intervals: of the speed at 95 %, of the "
             f"{choice.gate.kind if choice.gate else ''} with each end a one-sided 95 % bound."
         )
-        plots.append(figure(_plot(plotted, choice), "Accuracy against speed", what))
+        plots.append(figure(_plot(timed, choice), "Speed and accuracy", what))
     return rendered(
         "optimize/page.html",
         title=f"Runners of {bundle.path.name}",
-        summary=_summary(choice),
+        summary=_summary(choice, bundle),
         head=head_of(choice),
         passed=passed_rows(choice),
         left_out=left_out_rows(choice),
@@ -40,50 +41,53 @@ def page_of(choice: Choice, bundle: Bundle) -> str:
     )
 
 
-def _summary(choice: Choice) -> Summary:
+def _summary(choice: Choice, bundle: Bundle) -> Summary:
     best = choice.passed[0]
-    speed = f", {best.speed.value:.2f} times as fast as {choice.base}" if best.speed is not None else ""
+    speed = ""
+    if best.speed is not None and best.runner != choice.base:
+        speed = f", {best.speed.value:.2f} times as fast as {choice.base}"
     gate = f" and reach the gate, {choice.gate.kind} {choice.gate.min_share:g}," if choice.gate is not None else ""
     sentence = (
         f"{best.runner} is the fastest{speed}, for {choice.goal} at batch {choice.batch} on {choice.machine}, "
         f"of those that pass all checks{gate} on these images."
     )
-    changes = [
+    changes = [could_pass(choice, bundle.path)] + [
         f"{one.runner}: its interval contains the gate; {one.images_to_settle:,} images with the same shares "
         "would settle it"
         for one in choice.passed
-        if one.images_to_settle is not None
+        if one.images_to_settle is not None and one.runner.precision != "fp32"  # which no gate judges
     ]
-    return Summary(outcome="passed", word="CHOSEN", sentence=sentence, changes=tuple(changes))
+    return Summary(outcome="passed", word="CHOSEN", sentence=sentence, changes=tuple(filter(None, changes)))
 
 
-def _plot(plotted: list[tuple[Candidate, Measured, Measured]], choice: Choice) -> str:
-    """plotted: candidates, each with its speed and the value that the gate judged."""
-    figure_, axes = figure_and_axes(height=4.2)
-    for passed in (True, False):
-        shown = [each for each in plotted if each[0].passed is passed]
-        axes.errorbar(
-            [speed.value for _, speed, _ in shown],
-            [judged.value for *_, judged in shown],
-            xerr=[[abs(getattr(speed, end) - speed.value) for _, speed, _ in shown] for end in ("low", "high")],
-            yerr=[[abs(getattr(judged, end) - judged.value) for *_, judged in shown] for end in ("low", "high")],
-            fmt="o" if passed else "x",
-            color=SERIES[0 if passed else 1],
-            capsize=3,
-            lw=1,
-            label="passed" if passed else "left out",
-        )
-        for one, speed, judged in shown:
-            place = {"xytext": (5, 5), "textcoords": "offset points"}
-            axes.annotate(str(one.runner), (speed.value, judged.value), **place, fontsize=8)
-    kind = "judged"
+def _plot(timed: list[tuple[Candidate, Measured]], choice: Choice) -> str:
+    """timed: candidates, each with its speed; a row for each, so that no name overlaps another."""
+    kind = choice.gate.kind if choice.gate is not None else "judged"
+    figure_, (speeds, shares) = figure_and_axes(height=1.3 + 0.3 * len(timed), columns=2)
+    for passed, style in ((True, {"fmt": "o", "color": SERIES[0]}), (False, {"fmt": "x", "color": SERIES[1]})):
+        rows = [(row, one, speed) for row, (one, speed) in enumerate(timed) if one.passed is passed]
+        label = "passed" if passed else "left out"
+        _bars(speeds, [(row, speed) for row, _, speed in rows], label=label, **style)
+        _bars(shares, [(row, one.judged) for row, one, _ in rows if one.judged is not None], **style)
     if choice.gate is not None:
-        kind = choice.gate.kind
-        axes.axhline(choice.gate.min_share, linestyle="--", color=SERIES[2], label=f"gate {choice.gate.min_share:g}")
-    axes.set(xlabel=f"speed, {choice.base} = 1", ylabel=kind)
-    axes.legend(frameon=False)
-    words = "; ".join(f"{one.runner}: {judged.value:.4f} at {speed.value:.2f}" for one, speed, judged in plotted)
-    return svg(figure_, f"Points of candidates: the {kind} against the speed, relative to {choice.base}. {words}.")
+        least = choice.gate.min_share
+        shares.axvline(least, linestyle="--", color=SERIES[2], label=f"gate {least:g}")
+    speeds.set_yticks(range(len(timed)), [str(one.runner) for one, _ in timed])
+    speeds.invert_yaxis()  # of both
+    speeds.set(xlabel=f"speed, {choice.base} = 1")
+    shares.set(xlabel=kind)
+    figure_.legend(frameon=False, ncols=3, loc="outside upper right")
+    words = "; ".join(
+        f"{one.runner}: speed {speed.value:.2f}" + (f", {kind} {one.judged.value:.4f}" if one.judged else "")
+        for one, speed in timed
+    )
+    return svg(figure_, f"Rows of candidates: the speed, relative to {choice.base}, and the {kind}. {words}.")
+
+
+def _bars(axes: Any, rows: list[tuple[int, Measured]], **style: Any) -> None:
+    ends = [[abs(getattr(measured, end) - measured.value) for _, measured in rows] for end in ("low", "high")]
+    places = [row for row, _ in rows]
+    axes.errorbar([measured.value for _, measured in rows], places, xerr=ends, capsize=3, lw=1, **style)
 
 
 def _scope(choice: Choice, bundle: Bundle) -> dict[str, str]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 from gmmvit_deploy.bundle.choices import Candidate, Choice
+from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.intervals import Measured
+from gmmvit_deploy.parity.judgement import ENOUGH_IMAGES, shortfalls
 
 
 def head_of(choice: Choice) -> tuple[str, ...]:
     """Return the names of the columns of `passed_rows`, which `left_out_rows` continues."""
     kind = choice.gate.kind if choice.gate is not None else "judged"
     kept = ("kept decisions",) if _by_accuracy(choice) else ()
-    return ("runner", f"speed, {choice.base} = 1", "a batch", "accuracy", kind, *kept, "settled by")
+    return ("runner", f"speed, {choice.base} = 1", "a batch", "accuracy", kind, *kept)
 
 
 def passed_rows(choice: Choice) -> list[tuple[str, ...]]:
@@ -36,6 +41,34 @@ def reasons_of(choice: Choice) -> list[tuple[str, str]]:
     return [(", ".join(names), reason) for reason, names in shared.items()]
 
 
+def could_pass(choice: Choice, bundle: Path) -> str:
+    """Return which faster candidates only lack images, with the command that judges them on enough, or ""."""
+    gate, images = choice.gate, choice.images
+    if gate is None or images is None:
+        return ""
+    lacking = [
+        f"{one.runner}, {one.speed.value:.2f} times as fast as {choice.base}"
+        for one in choice.candidates
+        if one.speed is not None and one.speed.value > 1 and _lacks_images(one, images.count, gate)
+    ]
+    words = ["gmmvit", "optimize", str(bundle), "--data", images.source]
+    words += ["--gate" if gate.accuracy else "--keep-decisions", f"{gate.min_share:g}"]
+    words += ["--for", choice.goal, "--batch", str(choice.batch)] if choice.batch > 1 else []
+    if not lacking:
+        return ""
+    return (
+        f"with {ENOUGH_IMAGES} images in place of {images.count}, these could pass: {'; '.join(lacking)}. Type "
+        f"{shlex.join(words)}, with {ENOUGH_IMAGES} images or more"
+    )
+
+
+def _lacks_images(one: Candidate, images: int, gate: Gate) -> bool:
+    """Return whether a candidate was left out for nothing but the number of images."""
+    if one.judged is None or one.passed or shortfalls(one.judged, one.kept, ENOUGH_IMAGES, gate):
+        return False
+    return one.reason == "; ".join(shortfalls(one.judged, one.kept, images, gate))
+
+
 def _row(candidate: Candidate, choice: Choice) -> tuple[str, ...]:
     return (
         str(candidate.runner),
@@ -44,7 +77,6 @@ def _row(candidate: Candidate, choice: Choice) -> tuple[str, ...]:
         "" if candidate.accuracy is None else f"{candidate.accuracy:.2%}",
         _measured(candidate.judged, ".4f"),
         *((_measured(candidate.kept, ".4f"),) if _by_accuracy(choice) else ()),
-        _settled(candidate, choice),
     )
 
 
@@ -56,14 +88,3 @@ def _measured(measured: Measured | None, form: str) -> str:
     if measured is None:
         return ""
     return f"{measured.value:{form}} ({measured.low:{form}} to {measured.high:{form}})"
-
-
-def _settled(candidate: Candidate, choice: Choice) -> str:
-    judged = candidate.judged
-    if judged is None or choice.gate is None or choice.images is None:
-        return ""
-    if candidate.images_to_settle is not None:
-        return f"{candidate.images_to_settle:,} images"
-    if judged.low >= choice.gate.min_share or judged.high < choice.gate.min_share:
-        return "these images"
-    return "more images, which would fail it"

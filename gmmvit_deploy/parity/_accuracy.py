@@ -6,8 +6,9 @@ difference  the runner's accuracy − PyTorch's accuracy
 bound       (g − 1) · PyTorch's accuracy: the lowest difference that passes
 passed      the whole interval of the difference lies at or above the bound
 failed      the whole interval of the difference lies below the bound
-undecided   the interval of the difference contains the bound: too few images to decide; or PyTorch itself is not
-            clearly right more often than by chance, so the labels show nothing (`wrong_labels`)
+undecided   the interval of the difference contains the bound: too few images to decide, unless no image can become
+            right or wrong (`parity._paired`); or PyTorch itself is not clearly right more often than by chance, so the
+            labels show nothing (`wrong_labels`)
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gmmvit_deploy.images.data.images import Images
 from gmmvit_deploy.inference.precision import SPECS
 from gmmvit_deploy.models.specs import ModelSpec
 from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy
+from gmmvit_deploy.parity._numeric import NumericCheck
 from gmmvit_deploy.parity._runner_check import NO_LOGITS, Answers, RunnerCheck, RunnerUnderTest
 from gmmvit_deploy.parity._single_label import Accuracy, classes_of
 from gmmvit_deploy.parity._verdict import Check, worst_of
@@ -76,7 +78,8 @@ class AccuracyCheck(RunnerCheck):
         check = self.not_judged("no labelled images were given; add --data")
         if self._at:
             gate = self.run.options.gate or SPECS[self.runner.precision].accuracy_gate
-            checks = {batch: accuracy.check(gate) for batch, accuracy in self._at.items()}
+            within = self.graph is None and self.tested.check(NumericCheck).within_limits
+            checks = {batch: accuracy.check(gate, within_limit=within) for batch, accuracy in self._at.items()}
             check = worst_of(checks, lambda details: lower_ratio(details)[0])
             check = _without_calibration_images(check, self._left_out)
         return _of_resized(check, self.bundle.manifest.spec)

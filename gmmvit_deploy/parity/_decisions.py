@@ -18,7 +18,8 @@ at most the limit. A flip or a crossing with a larger margin is a wrong predicti
 Quantisation to int8 or fp8 changes decisions. The check then, or if the user typed a gate, compares the share of images
 that keep their decision with the gate, as the check ``accuracy`` does: the interval of the share must lie at or above
 it. A change is within the noise only if the margin is at most twice the difference of PyTorch's own float32 and
-float64 logits of this image (once, for a crossing).
+float64 logits of this image (once, for a crossing). A gate that the user typed for another precision holds without
+statistics if the logits are within the limit, and the margin of every image is larger than twice its largest error.
 """
 
 from __future__ import annotations
@@ -127,6 +128,12 @@ class Decisions:
             },
         )
 
+    @property
+    def steady(self) -> bool:
+        """True if no predicted class changed, and the error of no image is large enough to change it."""
+        margins, errors, changed = self.points()
+        return not (self.broken or changed.any() or (self._limits * errors >= margins).any())
+
     def points(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return three arrays (N,) over all inputs: the margins, the largest errors, and True for a changed class."""
         margins, errors, changed = map(np.concatenate, zip(*self._points, strict=True))
@@ -232,9 +239,10 @@ class DecisionsCheck(RunnerCheck):
         if why := self.run.why_no_images if self.bundle.manifest.has_logits else NO_LOGITS:
             return self.not_judged(why)
         gate = self.run.options.keep_decisions or SPECS[self.runner.precision].kept_gate
-        if gate == 1:
-            limit = self.tested.check(NumericCheck).widest_limit
-            checks = {batch: at.check(limit) for batch, at in self._at.items()}
+        numeric = self.tested.check(NumericCheck)
+        by_margins = self.graph is None and numeric.within_limits and all(at.steady for at in self._at.values())
+        if gate == 1 or by_margins:
+            checks = {batch: at.check(numeric.widest_limit) for batch, at in self._at.items()}
         else:
             stages = self.tested.check(StagesCheck)
             checks = {batch: at.kept(gate, blamed=stages.blamed(batch)) for batch, at in self._at.items()}

@@ -6,7 +6,8 @@
     all right share of the images whose labels are all right
 
 mAP and F1 are scikit-learn's. As for top-1, the interval of the difference of ``all right`` is compared with the gate
-(`parity._accuracy`). The runner's mAP and macro F1 must also reach the gate, a share of PyTorch's.
+(`parity._accuracy`), unless no logit is near enough to its threshold to cross it (`parity._paired`). The runner's mAP
+and macro F1 must also reach the gate, a share of PyTorch's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.images import Label
 from gmmvit_deploy.inference.labels import LabelSet
-from gmmvit_deploy.parity._paired import Paired
+from gmmvit_deploy.parity._paired import Paired, nearest_to_changing
 from gmmvit_deploy.parity._single_label import Classes
 from gmmvit_deploy.parity._verdict import Check, skipped_check
 from gmmvit_deploy.wrong_labels import chance_of, unrelated_labels
@@ -79,7 +80,7 @@ class MultiLabelAccuracy:
             true[row, [self._classes.to_logit[index] if self._classes.to_logit else index for index in label]] = True
         return known, true
 
-    def check(self, gate: float) -> Check:
+    def check(self, gate: float, *, within_limit: bool = False) -> Check:
         """Judge mAP, F1 and the difference of the share of images whose labels are all right."""
         true = np.concatenate(self._true) if self._true else np.zeros((0, 0), bool)
         if not len(true):
@@ -93,6 +94,11 @@ class MultiLabelAccuracy:
         measures = {who: self._measures(true, logits, logits >= thresholds) for who, logits in scores.items()}
         low, high = pairs.interval()
         verdict, allowed = pairs.verdict(gate)
+        distances, margins = np.abs(scores["runner"] - scores["pytorch"]), np.abs(scores["pytorch"] - thresholds)
+        nearest = nearest_to_changing(distances, margins)
+        by_margins = within_limit and nearest < 1 and verdict == "undecided"
+        if by_margins:
+            verdict = "passed"
         reasons = []
         if wrong := _unrelated(true, scores["pytorch"] >= thresholds):
             verdict = "failed" if verdict == "failed" else "undecided"
@@ -116,7 +122,7 @@ class MultiLabelAccuracy:
             name="accuracy",
             verdict=verdict,
             summary=f"{shown}; all labels right {pairs.runner_accuracy:.2%} (PyTorch {pairs.pytorch_accuracy:.2%}), "
-            f"on {pairs.images:,} images",
+            f"on {pairs.images:,} images{'; no label is near enough to its threshold to change' if by_margins else ''}",
             reasons=tuple(reasons),
             details={
                 "images": pairs.images,
@@ -125,7 +131,9 @@ class MultiLabelAccuracy:
                 "lowest_difference_allowed": allowed,
                 "all_right": pairs.numbers(),
                 "measures": measures,
-                "images_needed": pairs.images_needed(allowed) if verdict == "undecided" else None,
+                "images_needed": pairs.images_needed(allowed) if verdict == "undecided" and not wrong else None,
+                "nearest_to_changing": nearest,
+                "by_margins": by_margins,
                 "classes": self._classes.note,
                 "wrong_labels": wrong,
             },

@@ -200,9 +200,16 @@ class NumericCheck(RunnerCheck):
         """Leave out the data for a quantised graph, which other checks judge on images."""
         return [numbers for numbers in sets if self.graph is None or numbers.inputs.split(",")[0] in self.run.kept]
 
+    @cached_property
+    def _sets(self) -> list[SetNumbers]:
+        return self._judged([*self._of_logits, *self._numbers(self._features, "features_largest_abs")])
+
+    @property
+    def within_limits(self) -> bool:
+        return not any(numbers.problems() for numbers in self._sets)
+
     def judge(self) -> Check:
-        logits = self._judged(self._of_logits)
-        sets = [*logits, *self._judged(self._numbers(self._features, "features_largest_abs"))]
+        logits, sets = self._judged(self._of_logits), self._sets
         reasons = [problem for numbers in sets for problem in numbers.problems()]
         cause = self._likely_cause() if reasons else []
         if all(numbers.equal for numbers in logits):

@@ -2,6 +2,9 @@
 
 Top-1 is the share of images for which the true class has the largest logit; for top-5, the true class has one of the
 five largest logits. With more than five classes, the gate also judges top-5.
+
+Margin of an image, in top-k: |PyTorch's logit of the true class − the k-th largest of its other logits|. Two logits
+change places only if it is at most twice the largest difference of the runner's logits of this image from PyTorch's.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from gmmvit_deploy.images.data.images import Label
 from gmmvit_deploy.images.names import shown_names
 from gmmvit_deploy.inference.labels import distinct_names
 from gmmvit_deploy.intervals import mcnemar
-from gmmvit_deploy.parity._paired import Paired
+from gmmvit_deploy.parity._paired import Paired, nearest_to_changing
 from gmmvit_deploy.parity._verdict import SEVERITY, Check, Verdict, skipped_check
 from gmmvit_deploy.wrong_labels import permuted_labels, wrong_labels
 
@@ -81,6 +84,7 @@ class Accuracy:
         self._top5 = np.zeros((2, 2), np.int64)
         self._answers = np.zeros((count, count), np.int64)  # axes: true class, class that PyTorch predicts
         self._unlabelled = 0
+        self._nearest = 0.0
 
     def add(self, labels: Sequence[Label], trained: NDArray[Any], logits: NDArray[Any]) -> None:
         """Add the data's class index of images, or None, and logits (B, C); those that are not finite count as −∞.
@@ -93,6 +97,10 @@ class Accuracy:
         np.add.at(self._answers, (true, trained.argmax(1)), 1)
         np.add.at(self._top1, (true, _right(trained, true, 1), _right(logits, true, 1)), 1)
         np.add.at(self._top5, (_right(trained, true, _TOP), _right(logits, true, _TOP)), 1)
+        twice = 2 * np.abs(logits - trained.astype(np.float64)).max(1)
+        for top in (1, _TOP):
+            if trained.shape[1] > top:
+                self._nearest = max(self._nearest, nearest_to_changing(twice, _margins(trained, true, top)))
 
     def right(self, labels: Sequence[Label], logits: NDArray[Any]) -> list[bool | None]:
         """Return for each image whether the logits (B, C) give its class; None if unlabelled.  Errors: as for `add`."""
@@ -116,8 +124,11 @@ class Accuracy:
             )
         return known, raw if self._classes.to_logit is None else np.array(self._classes.to_logit)[raw]
 
-    def check(self, gate: float) -> Check:
-        """Judge the differences of top-1 and top-5 by the gate; the check has the worse of both verdicts."""
+    def check(self, gate: float, *, within_limit: bool = False) -> Check:
+        """Judge the differences of top-1 and top-5 by the gate; the check has the worse of both verdicts.
+
+        within_limit: True if the runner's logits are within the numeric limit of a precision that is not quantised.
+        """
         if not self._top1.sum():
             return skipped_check("accuracy", f"the data has no labels: {self._unlabelled} images without a true class")
         pairs, top5 = Paired.of(self._top1.sum(0)), None
@@ -140,10 +151,14 @@ class Accuracy:
             if SEVERITY.index(verdict5) > SEVERITY.index(verdict):
                 verdict, needed = verdict5, top5.images_needed(allowed5)
                 reasons = [f"top-5: {reason}" for reason in _why(verdict5, top5, allowed5, needed)]
+        by_margins = within_limit and self._nearest < 1 and verdict == "undecided"
+        if by_margins:
+            verdict, reasons = "passed", []
+            summary += "; no image is near enough to another answer to change"
         if wrong := wrong_labels(self._answers, self._labels):
+            reasons = [f"{wrong}; --keep-decisions needs no labels", *(reasons if verdict == "failed" else ())]
             permuted = permuted_labels(self._answers, self._labels)
             verdict = "failed" if permuted or verdict == "failed" else "undecided"
-            reasons.append(f"{wrong}; --keep-decisions needs no labels")
         return Check(
             name="accuracy",
             verdict=verdict,
@@ -156,7 +171,9 @@ class Accuracy:
                 "lowest_difference_allowed": allowed,
                 "top1": pairs.numbers(),
                 "top5": top5.numbers() if top5 is not None else None,
-                "images_needed": needed if verdict == "undecided" else None,
+                "images_needed": needed if verdict == "undecided" and not wrong else None,
+                "nearest_to_changing": self._nearest,
+                "by_margins": by_margins,
                 "classes": self._classes.note,
                 "wrong_labels": wrong,
                 "per_class": [
@@ -180,6 +197,14 @@ def _right(logits: NDArray[Any], true: NDArray[Any], top: int) -> NDArray[Any]:
     before = (logits > own) | ((logits == own) & (classes < true[:, None]))
     right: NDArray[Any] = (before.sum(1) < top) & np.isfinite(own[:, 0])
     return right.astype(int)
+
+
+def _margins(trained: NDArray[Any], true: NDArray[Any], top: int) -> NDArray[Any]:
+    rows, others = np.arange(len(true)), trained.astype(np.float64)
+    own = others[rows, true]
+    others[rows, true] = -np.inf
+    margins: NDArray[Any] = np.abs(own - np.partition(others, -top, axis=1)[:, -top])
+    return margins
 
 
 def _why(verdict: Verdict, pairs: Paired, allowed: float, needed: int | None) -> list[str]:

@@ -134,10 +134,11 @@ class TrainedAccuracy:
 
     def judged(self, accuracy: Check) -> Check:
         """Return a runner's accuracy check together with the judgement of PyTorch's accuracy."""
-        reasons = (self._finding,) if self._finding else ()
-        verdict = "undecided" if reasons and accuracy.verdict == "passed" else accuracy.verdict
+        cause = (self._finding,) if self._finding else ()
+        lost = accuracy.reasons if accuracy.verdict == "failed" else ()  # too few images are not the cause
         if self._expected is None:
-            return replace(accuracy, verdict=verdict, reasons=(*accuracy.reasons, *reasons))
+            verdict = "undecided" if cause and accuracy.verdict == "passed" else accuracy.verdict
+            return replace(accuracy, verdict=verdict, reasons=(*lost, *cause)) if cause else accuracy
         if all(right is None for right in self._right):
             why = f"--expect-accuracy {self._expected:g}: PyTorch's accuracy was not measured: {accuracy.summary}"
             return replace(accuracy, verdict="failed", summary=why, reasons=(why,))
@@ -147,12 +148,8 @@ class TrainedAccuracy:
         if not self._below():
             return replace(accuracy, summary=f"{accuracy.summary}; {words}")
         why = f"{words}: the preprocessing, the labels, the weights or the images are not those of training"
-        return replace(
-            accuracy,
-            verdict="failed",
-            summary=f"{accuracy.summary}; {words}",
-            reasons=(why, *reasons, *accuracy.reasons),
-        )
+        reasons = (why, *lost, *cause) if cause or not accuracy.details.get("wrong_labels") else accuracy.reasons
+        return replace(accuracy, verdict="failed", summary=f"{accuracy.summary}; {words}", reasons=reasons)
 
 
 def _right_with(

@@ -78,3 +78,8 @@ def passed_unless(reasons: Sequence[str], name: str, summary: str, **details: An
 
 def skipped_check(name: str, why: str) -> Check:
     return Check(name=name, verdict="skipped", summary=why, reasons=(why,))
+
+
+def joined(names: list[str]) -> str:
+    """Join names with commas, and with "and" before the last."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -128,6 +128,7 @@ def _checked(
         run.samples = samples_of(bundle, reference, stream)
         if options.other_preprocessings:
             trained.try_others(reference, stream, on_progress)
+    on_progress(Progress("masks and biases of the graph"))
     of_bundle = (
         tuple(skipped_check(name, run.needs_model) for name in ("constants", "reference"))
         if reference is None
@@ -148,6 +149,7 @@ def _checked(
 
 def _report(tested: RunnerUnderTest) -> RunnerReport:
     runner = tested.runner
+    tested.on_progress(Progress("judge all answers"))
     checks = tuple(check.judge() for check in tested.checks)
     tested.close()
     batch = next(check for check in checks if check.name == DecisionsCheck.name).details.get("batch", tested.batches[0])

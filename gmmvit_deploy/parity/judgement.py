@@ -39,24 +39,28 @@ class Judgement:
 def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
     """Judge a program by its checks and by the gate.
 
-    Beside an accuracy, decisions must be kept too. No other check may fail. A float32 program is judged by its checks
-    alone, which hold its logits to the noise of PyTorch's.
+    Beside an accuracy, decisions must be kept too. No other check may fail. A program whose decisions cannot differ is
+    judged by its checks alone: float32, whose logits they hold to the noise of PyTorch's, and another precision within
+    its limit if no image is near enough to a border.
     """
-    numbers = decisions = _decisions(report)
-    judging = report.check("decisions")
-    below = [_below(decisions, gate.kind, gate.min_share)]
+    numbers, judging = _decisions(report), report.check("decisions")
+    wrong_labels = ""
     if gate.accuracy is not None:
-        numbers, judging = replace(_accuracy(report), kept=decisions.judged), report.check("accuracy")
-        below = [
-            str(judging.details.get("wrong_labels", "")),
-            _below(numbers, gate.kind, gate.min_share),
-            _below(decisions, "kept decisions", kept_beside(gate.accuracy)),
-        ]
-    if report.precision == "fp32":
-        below = []
+        numbers, judging = replace(_accuracy(report), kept=numbers.judged), report.check("accuracy")
+        wrong_labels = judging.details.get("wrong_labels", "")
     if numbers.judged is None:
-        below = [judging.summary]
-    return replace(numbers, why_not="; ".join(filter(None, below)) or "; ".join(failed_checks(report)))
+        why = [judging.summary]
+    elif _cannot_differ(report):
+        why = []
+    else:
+        why = [wrong_labels, *shortfalls(numbers.judged, numbers.kept, numbers.images, gate)]
+    return replace(numbers, why_not="; ".join(filter(None, [*why, *failed_checks(report)])))
+
+
+def _cannot_differ(report: RunnerReport) -> bool:
+    details = report.check("decisions").details
+    nearest = details.get("nearest_to_flipping")
+    return report.precision == "fp32" or (nearest is not None and nearest < 1 and details["agreement"] == 1)
 
 
 def wrong_labels_in(stream: ImageStream) -> str:
@@ -81,19 +85,21 @@ def failed_checks(report: RunnerReport) -> list[str]:
     ]
 
 
-def _below(numbers: Judgement, kind: str, gate: float) -> str:
-    """Return why a program does not reach a gate, or ""."""
-    judged = numbers.judged
-    if judged is None:
-        return ""
-    if judged.value < gate:
-        return f"{kind} {judged.value:.4f}, below the gate {gate:g}"
-    if numbers.images < ENOUGH_IMAGES and judged.low < gate:
-        return (
-            f"{kind} {judged.value:.4f} ({judged.low:.4f} to {judged.high:.4f}): on fewer than {ENOUGH_IMAGES} "
-            f"images, the whole interval must reach the gate {gate:g}"
-        )
-    return ""
+def shortfalls(judged: Measured, kept: Measured | None, images: int, gate: Gate) -> list[str]:
+    """Return why the shares of `Judgement`, measured on a number of images, do not reach a gate; [] if they do."""
+    shares = [(judged, gate.kind, gate.min_share)]
+    if gate.accuracy is not None and kept is not None:
+        shares.append((kept, "kept decisions", kept_beside(gate.accuracy)))
+    reasons = []
+    for share, kind, least in shares:
+        if share.value < least:
+            reasons.append(f"{kind} {share.value:.4f}, below the gate {least:g}")
+        elif images < ENOUGH_IMAGES and share.low < least:
+            reasons.append(
+                f"{kind} {share.value:.4f} ({share.low:.4f} to {share.high:.4f}): on fewer than {ENOUGH_IMAGES} "
+                f"images, the whole interval must reach the gate {least:g}"
+            )
+    return reasons
 
 
 def _accuracy(report: RunnerReport) -> Judgement:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,12 @@ from typing import Any
 from gmmvit_deploy.parity._multi_label import MEASURES
 from gmmvit_deploy.parity._numeric import STORED
 from gmmvit_deploy.parity._plots import block_plot, class_plot, margin_plot, mixed_plot
-from gmmvit_deploy.parity._verdict import Check
+from gmmvit_deploy.parity._verdict import Check, joined
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport, shown_inputs
 from gmmvit_deploy.reports.pages import Plot, Summary, VerdictWord, figure, rendered, written_page
 
 _MAX_FLIPS = 200
 _MAX_REASONS = 8
-"""Maximum number of reasons of each check in the summary; the page lists all reasons below the summary."""
 
 
 def write_page(report: ParityReport, path: Path, *, force: bool = False) -> None:
@@ -32,9 +30,9 @@ def page_of(report: ParityReport) -> str:
         "parity/page.html",
         title=f"Parity of {name}: {report.bundle['model']}",
         summary=summary_of(report),
-        checks=[_check(*check) for check in checks if check[2].verdict != "skipped"],
+        checks=[_check(*check) for check in checks if check[1].verdict != "skipped"],
         failures=report.failures(),
-        skipped_checks=[_check(*check) for check in checks if check[2].verdict == "skipped"],
+        skipped_checks=[_check(*check) for check in checks if check[1].verdict == "skipped"],
         skipped=report.skipped,
         runners=list(map(_runner, report.runners)),
         scope=_provenance(report),
@@ -42,21 +40,20 @@ def page_of(report: ParityReport) -> str:
     )
 
 
-def _check(runner: str, precision: str, check: Check) -> tuple[str | VerdictWord, ...]:
-    return runner, precision, check.name, VerdictWord(check.verdict, check.verdict), check.summary
+def _check(runner: str, check: Check) -> tuple[str | VerdictWord, ...]:
+    return runner, check.name, VerdictWord(check.verdict, check.verdict), check.summary
 
 
 def _runner(runner: RunnerReport) -> dict[str, Any]:
     """Return what the page shows of a runner.  A bundle without logits has no accuracy, and decides nothing."""
-    name = f"{runner.runner}, {runner.computes_in}"
     accuracy, decisions = runner.check("accuracy").details, runner.check("decisions").details
     flips = decisions.get("flips", ())
     more = len(flips[_MAX_FLIPS:]) + decisions["flips_not_listed"] if flips else 0
     no_flips = "No predicted class changed." if decisions else ""
     return {
-        "name": name,
+        "name": runner.name,
         "provenance": dict(runner.provenance),
-        "figures": _figures(name, runner),
+        "figures": _figures(runner.name, runner),
         "distances": _distances(runner.check("numeric").details["sets"]),
         "accuracy": _accuracy(accuracy) if accuracy else None,
         "flips": list(map(_flip, flips[:_MAX_FLIPS])),
@@ -112,24 +109,16 @@ def _distances(sets: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 def _accuracy(details: Mapping[str, Any]) -> dict[str, Any]:
     """Return head, rows and gate of the table of a single-label or a multi-label network."""
-    if "measures" in details:
-        return _multi_label_accuracy(details)
-    rows = []
-    for measure in ("top1", "top5"):
-        numbers = details[measure]
-        if numbers is not None:
+    rows: list[tuple[str, ...]] = []
+    for key, words in {"top1": "top-1", "top5": "top-5", "all_right": "all labels right"}.items():
+        if numbers := details.get(key):
             low, high = numbers["interval"]
-            rows.append(
-                (
-                    measure.replace("top", "top-"),
-                    f"{numbers['pytorch']:.2%}",
-                    f"{numbers['runner']:.2%}",
-                    f"{numbers['difference']:+.2%}",
-                    f"{low:+.2%} to {high:+.2%}",
-                    f"{numbers['lost']}, {numbers['gained']}",
-                    f"{numbers['mcnemar_p']:.2g}",
-                )
-            )
+            difference = f"{numbers['difference']:+.2%}", f"{low:+.2%} to {high:+.2%}"
+            changed = f"{numbers['lost']}, {numbers['gained']}", f"{numbers['mcnemar_p']:.2g}"
+            rows.append((words, f"{numbers['pytorch']:.2%}", f"{numbers['runner']:.2%}", *difference, *changed))
+    for key, words in MEASURES.items() if "measures" in details else ():
+        both = (details["measures"][who][key] for who in ("pytorch", "runner"))
+        rows.append((words, *("" if value is None else f"{value:.4f}" for value in both), *[""] * 4))
     head = (
         "measure",
         "PyTorch",
@@ -139,27 +128,12 @@ def _accuracy(details: Mapping[str, Any]) -> dict[str, Any]:
         "only PyTorch right, only runner right",
         "McNemar p",
     )
+    also = ", mAP and macro F1 too" if "measures" in details else ""
     gate = (
-        f"Gate: the runner's top-1 must be at least {details['gate']:g} times PyTorch's top-1, "
-        f"so the lowest difference that passes is {details['lowest_difference_allowed']:+.3%}."
+        f"Gate: at least {details['gate']:g} times PyTorch's{also}. "
+        f"The lowest difference that passes is {details['lowest_difference_allowed']:+.3%}."
     )
     return {"head": head, "rows": rows, "gate": gate}
-
-
-def _multi_label_accuracy(details: Mapping[str, Any]) -> dict[str, Any]:
-    measures, pairs = details["measures"], details["all_right"]
-    rows = []
-    for key, words in MEASURES.items():
-        both = (measures[who][key] for who in ("pytorch", "runner"))
-        rows.append((words, *("" if value is None else f"{value:.4f}" for value in both)))
-    rows.append(("all labels right", f"{pairs['pytorch']:.2%}", f"{pairs['runner']:.2%}"))
-    low, high = pairs["interval"]
-    gate = (
-        f"On {details['images']:,} images. mAP and macro F1 must be at least {details['gate']:g} times PyTorch's. The "
-        f"difference of all labels right is {low:+.2%} to {high:+.2%}; it passes at "
-        f"{details['lowest_difference_allowed']:+.3%} or above."
-    )
-    return {"head": ("measure", "PyTorch", "runner"), "rows": rows, "gate": gate}
 
 
 def _flip(flip: Mapping[str, Any]) -> tuple[str | VerdictWord, ...]:
@@ -193,52 +167,32 @@ def _provenance(report: ParityReport) -> dict[str, str]:
 
 def summary_of(report: ParityReport) -> Summary:
     """Return the verdict and what would change the verdict: failed checks, undecided checks, or the nearest limits."""
-    named = [(f"{who} in {precision}" if precision else who, check) for who, precision, check in report.all_checks]
-    ran = [check for _, check in named if check.verdict != "skipped"]
-    failed = [each for each in named if each[1].verdict == "failed"]
-    undecided = [each for each in named if each[1].verdict == "undecided"]
+    ran = [(who, check.verdict) for who, check in report.all_checks if check.verdict != "skipped"]
+    counted = {verdict: [who for who, each in ran if each == verdict] for verdict in ("failed", "undecided")}
     if report.verdict == "failed":
-        culprits = _joined(list(dict.fromkeys(who for who, _ in failed)))
-        sentence = f"Do not deploy {culprits}: {len(failed)} of {len(ran)} checks failed."
-        if not failed:
+        culprits = joined(list(dict.fromkeys(counted["failed"])))
+        sentence = f"Do not deploy {culprits}: {len(counted['failed'])} of {len(ran)} checks failed."
+        if not culprits:
             sentence = "Do not deploy anything: no check ran."
-        changes = (*_reasons(failed), *_scope(report))
+        changes = (*report.reasons("failed", _MAX_REASONS), *_scope(report))
         return Summary(outcome="failed", word="FAILED", sentence=sentence, changes=changes)
-    runners = _joined([_name(runner) for runner in report.runners])
+    runners = joined([runner.name for runner in report.runners])
     if report.verdict == "undecided":
         sentence = (
-            f"No check failed for {runners}, but {len(undecided)} of {len(ran)} checks had too little data to decide: "
+            f"No check failed for {runners}, but {len(counted['undecided'])} of {len(ran)} checks could not decide: "
             "approve only if the reasons below are acceptable."
         )
-        changes = (*_reasons(undecided), *_scope(report))
+        changes = (*report.reasons("undecided", _MAX_REASONS), *_scope(report))
         return Summary(outcome="undecided", word="UNDECIDED", sentence=sentence, changes=changes)
     sentence = f"{runners} can stand in for the trained PyTorch model: all {len(ran)} checks that ran passed."
     near = tuple(line for runner in report.runners for line in _nearest_limits(runner))
-    return Summary(outcome="passed", word="PASSED", sentence=sentence, changes=(*near, *_scope(report)))
-
-
-def _reasons(checks: Sequence[tuple[str, Check]]) -> Iterator[str]:
-    """Yield lines ``runners: check: reason``.  Runners with the same reason share a line."""
-    shared: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for who, check in checks:
-        reasons = check.reasons or (check.summary,)
-        for why in reasons[:_MAX_REASONS]:
-            shared[check.name, why].append(who)
-        if len(reasons) > _MAX_REASONS:
-            shared[check.name, f"and {len(reasons) - _MAX_REASONS:,} more reasons, listed below"].append(who)
-    for (name, why), runners in shared.items():
-        yield f"{_joined(runners)}: {name}: {why}"
-
-
-def _name(runner: RunnerReport) -> str:
-    return f"{runner.runner} in {runner.computes_in}"
+    more = filter(None, [report.more_images])
+    return Summary(outcome="passed", word="PASSED", sentence=sentence, changes=(*more, *near, *_scope(report)))
 
 
 def _nearest_limits(runner: RunnerReport) -> Iterator[str]:
     """Yield lines that state how close the results of a runner that passed are to the limits."""
-    name = _name(runner)
-    sets = runner.check("numeric").details["sets"]
-    worst = max(sets, key=lambda numbers: numbers["from_exact"]["largest"] / numbers["limit"]["largest"])
+    name, worst = runner.name, runner.nearest_to_limit
     largest, limit = worst["from_exact"]["largest"], worst["limit"]["largest"]
     yield (
         f"{name}: logits differ by at most {largest:.2g} from {worst['reference']} (inputs: {worst['inputs']}, batch "
@@ -246,36 +200,12 @@ def _nearest_limits(runner: RunnerReport) -> Iterator[str]:
     )
     details = runner.check("decisions").details
     if details.get("nearest_to_flipping") is not None:
-        yield f"{name}: {_flip_words(details)}"
-    if accuracy := runner.check("accuracy").details:
-        what = "top-1 accuracy" if "top1" in accuracy else "all labels right"
-        low = (accuracy.get("top1") or accuracy["all_right"])["interval"][0]
-        yield (
-            f"{name}: the difference of {what} from PyTorch's is at least {low:+.2%} (lower end of its interval); "
-            f"the accuracy check passes only at {accuracy['lowest_difference_allowed']:+.3%} or above"
-        )
-
-
-def _flip_words(details: Mapping[str, Any]) -> str:
-    share = details["nearest_to_flipping"]
-    if share > 1:
-        return (
-            f"the largest error is {share:.1f} times the error that may change a predicted class; "
-            f"{details['flips_within_noise']} of {details['inputs']:,} predicted classes flipped, all within the noise"
-        )
-    return (
-        f"the largest error is {100 * share:.2g} % of the error that may change a predicted class, "
-        f"on {details['inputs']:,} inputs"
-    )
+        share, count = 100 * details["nearest_to_flipping"], details["inputs"]
+        yield f"{name}: the largest error is {share:.2g} % of what may change a predicted class, on {count:,} inputs"
 
 
 def _scope(report: ParityReport) -> Iterator[str]:
-    skipped = len(report.skipped) + sum(check.verdict == "skipped" for *_, check in report.all_checks)
+    skipped = len(report.skipped) + sum(check.verdict == "skipped" for _, check in report.all_checks)
     if skipped:
         yield f"Skipped checks and runners ({skipped}, listed below with the reasons) may fail once they run"
     yield "Another bundle, engine, server, machine or version may fail: the verdict covers only what “Scope” lists"
-
-
-def _joined(names: list[str]) -> str:
-    """Join names with commas, and with "and" before the last."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
 from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from gmmvit_deploy.inference.runner_name import Form, with_form
-from gmmvit_deploy.parity._verdict import Check, Verdict, overall
+from gmmvit_deploy.parity._verdict import Check, Verdict, joined, overall
 from gmmvit_deploy.reports.reporting import plain
 
 FORMAT = "gmmvit-parity/1"
@@ -49,13 +50,19 @@ class RunnerReport:
     form: Form = ""
 
     @property
-    def computes_in(self) -> str:
-        """The precision with the form, such as ``int8-static``."""
-        return with_form(self.precision, self.form)
+    def name(self) -> str:
+        """The runner with its precision and form, as after ``--runner``, such as ``openvino:int8-static``."""
+        return self.runner if self.precision == "fp32" else f"{self.runner}:{with_form(self.precision, self.form)}"
 
     @property
     def verdict(self) -> Verdict:
         return overall(self.checks)
+
+    @property
+    def nearest_to_limit(self) -> Mapping[str, Any]:
+        """The numbers of the check ``numeric`` for the inputs that use the largest part of their limit."""
+        sets: list[Mapping[str, Any]] = self.check("numeric").details["sets"]
+        return max(sets, key=lambda numbers: numbers["from_exact"]["largest"] / numbers["limit"]["largest"])
 
     def check(self, name: str) -> Check:
         """Return the check of this name.  Errors: KeyError when the report has no such check."""
@@ -79,14 +86,14 @@ class ParityReport:
     skipped: tuple[str, ...] = ()
 
     @property
-    def all_checks(self) -> list[tuple[str, str, Check]]:
-        """(name of the runner, its precision and form, check) of each check; ("bundle", "", check) of the bundle's."""
-        of_bundle = [("bundle", "", check) for check in self.checks]
-        return of_bundle + [(one.runner, one.computes_in, check) for one in self.runners for check in one.checks]
+    def all_checks(self) -> list[tuple[str, Check]]:
+        """(name of the runner, check) of each check; ("bundle", check) of the bundle's."""
+        of_bundle = [("bundle", check) for check in self.checks]
+        return of_bundle + [(one.name, check) for one in self.runners for check in one.checks]
 
     @property
     def verdict(self) -> Verdict:
-        return overall(check for *_, check in self.all_checks)
+        return overall(check for _, check in self.all_checks)
 
     @property
     def passed(self) -> bool:
@@ -105,6 +112,22 @@ class ParityReport:
         words = [f"{copies:,} images have the pixels of another, and count once"] if copies else []
         return "; ".join(words + ([left_out_text(kinds)] if kinds else []))
 
+    @property
+    def more_images(self) -> str:
+        """Return what more images would add where a runner passed by margins, and not by their number, or ""."""
+        nearest = {
+            who: check.details["nearest_to_changing"]
+            for who, check in self.all_checks
+            if check.verdict == "passed" and check.details.get("by_margins")
+        }
+        if not nearest:
+            return ""
+        share = 100 * max(nearest.values())
+        return (
+            f"{joined(list(nearest))}: on these images, rounding goes at most {share:.2g} % of the way to another "
+            "answer; more images would only look for one that is nearer to it"
+        )
+
     def undecided(self, options: Iterable[str]) -> list[str]:
         """Return ``option: runner: reason`` for each option of `GATES` that could not be decided for a runner."""
         return [
@@ -121,13 +144,22 @@ class ParityReport:
         return any(one.precision in QUANTIZED and one.check("stages").verdict == "undecided" for one in self.runners)
 
     def failures(self) -> list[str]:
-        """Return ``runner: check: reason`` for every reason of every failed check."""
-        return [
-            f"{who}: {check.name}: {why}"
-            for who, _, check in self.all_checks
-            if check.verdict == "failed"
-            for why in check.reasons or (check.summary,)
-        ]
+        """Return `reasons` of all failed checks."""
+        return self.reasons("failed")
+
+    def reasons(self, verdict: Verdict, limit: int | None = None) -> list[str]:
+        """Return ``runners: check: reason`` of the checks with a verdict.  Runners with the same reason share a line.
+
+        limit: the maximum number of reasons of a check.
+        """
+        shared: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for who, check in self.all_checks:
+            reasons = (check.reasons or (check.summary,)) if check.verdict == verdict else ()
+            for why in reasons[:limit]:
+                shared[check.name, why].append(who)
+            if left_out := len(reasons) - len(reasons[:limit]):
+                shared[check.name, f"{left_out:,} more reasons; --json lists all"].append(who)
+        return [f"{joined(runners)}: {name}: {why}" for (name, why), runners in shared.items()]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values that follow ``report_schema.json``; numbers that are not finite become null."""

@@ -18,19 +18,23 @@ _HATCHES = ("", "//", "--", "\\\\", "xx", "||", "++", "/")
 _PAPER, _INK = "#ffffff", "#000000"
 
 
-def figure_and_axes(*, height: float) -> tuple[Any, Any]:
-    """Return a matplotlib figure, 7.5 × ``height`` inches, and its axes.  Errors: MissingDependencyError."""
+def figure_and_axes(*, height: float, columns: int = 1) -> tuple[Any, Any]:
+    """Return a matplotlib figure, 7.5 × ``height`` inches, and its axes, or a list of axes with a common y axis.
+
+    Errors: MissingDependencyError.
+    """
     figure = require("matplotlib.figure", package="matplotlib", extra="report").Figure(
         figsize=(7.5, height), layout="constrained"
     )
-    axes = figure.subplots()
     figure.patch.set_visible(False)
-    axes.patch.set_visible(False)
-    axes.grid(visible=True, color=_INK, alpha=0.15, lw=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    return figure, axes
+    every = figure.subplots(1, columns, sharey=True, squeeze=False)[0]
+    for axes in every:
+        axes.patch.set_visible(False)
+        axes.grid(visible=True, color=_INK, alpha=0.15, lw=0.6)
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    return figure, every[0] if columns == 1 else list(every)
 
 
 def line_style(number: int, *, marker: bool = False) -> dict[str, Any]:

@@ -106,11 +106,11 @@ def test_fp16_on_held_out_digits(demo: Demo) -> None:
     report = judged(demo.bundle, "fp16", "digits", localize=True)
     assert not report.failed, report.failures()
     accuracy = report.runners[0].check("accuracy")
-    # 360 images are too few to detect a loss of 0.1 %: the verdict is undecided, with the reason, and not a pass.
-    assert accuracy.verdict == "undecided"
     low, high = accuracy.details["top1"]["interval"]
     assert -0.02 < low < accuracy.details["top1"]["difference"] < high < 0.02
-    assert accuracy.details["images_needed"] > 2000
+    # 360 images are too few to detect a loss of 0.1 %, unless each margin is larger than what rounding can change.
+    by_margins = accuracy.details["nearest_to_changing"] < 1
+    assert (accuracy.verdict, accuracy.details["by_margins"]) == ("passed" if by_margins else "undecided", by_margins)
     assert judged(demo.bundle, "fp16", "digits", gate=0.98).passed
 
 
@@ -135,11 +135,15 @@ def test_int8_calibrated_on_noise_is_caught(demo: Demo, tmp_path: Path) -> None:
     assert "noise.npz); expected at most 6 dB less" in calibration.reasons[0]
 
 
+@pytest.mark.skipif(bool(int8_saturates()), reason=int8_saturates())
 def test_too_few_images_fail_only_where_that_is_asked(demo: Demo) -> None:
-    few = ("parity", demo.bundle.path, "--data", "digits", "--limit", "50")
+    few = ("parity", demo.bundle.path, "--runner", "onnxruntime:int8", "--data", "digits", "--limit", "50")
     answer = done(gmmvit_here(*few))
     reason = "too few images to decide"
-    assert f"undecided: onnxruntime: accuracy: {reason}: of 50 images, only PyTorch is right on 0" in answer.out
+    assert (
+        f"undecided: onnxruntime:int8-static: accuracy: {reason}: of 50 images, only PyTorch is right on 0"
+        in answer.out
+    )
     assert answer.out.splitlines()[-1] == "passed, but some checks are undecided"
     asked = gmmvit_here(*few, "--require-accuracy")
     assert asked.status == 1

@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.bundle.choices import Candidate, Choice, Machine, read_choices, write_choice
+from gmmvit_deploy.bundle.choices import Candidate, Choice, JudgedImages, Machine, read_choices, write_choice
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.bundle.variants import forms_in, open_variant
 from gmmvit_deploy.export.variants import variant_from_bundle, variants_from_bundle
 from gmmvit_deploy.inference.runner_name import RunnerName
+from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.optimize import _programs, _race
+from gmmvit_deploy.optimize.page import page_of
+from gmmvit_deploy.optimize.table import could_pass
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.judgement import judgement_of
@@ -25,6 +28,7 @@ from gmmvit_deploy.parity.report import RunnerReport
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import graph_of, open_runner
 from tests.cli.terminal import Answer, gmmvit_here, refused
+from tests.pages import require_readable_page
 from tests.parity.test_quantised import planted
 from tests.planted.quantised import FAULTS
 
@@ -251,16 +255,50 @@ def test_kept_decisions_need_no_labels(precise_bundle: Bundle, labelled: Path, t
     assert (choice.gate.kind, choice.candidates[0].runner.precision) == ("kept decisions", "int8")
 
 
-def test_decisions_are_kept_beside_an_accuracy() -> None:
-    """A program that changes as many answers for the better as for the worse has PyTorch's accuracy."""
-    details = {"images": 500, "top1": {"pytorch": 0.6, "runner": 0.6, "interval": [-0.02, 0.02]}, "wrong_labels": ""}
-    kept = {"inputs": 500, "agreement": 0.9, "interval": [0.87, 0.92]}
+def int8_report(images: int, kept: float, *others: Check) -> RunnerReport:
+    """int8 that changes as many answers for the better as for the worse."""
+    details = {"images": images, "top1": {"pytorch": 0.6, "runner": 0.6, "interval": [-0.02, 0.02]}, "wrong_labels": ""}
+    decisions = {"inputs": images, "agreement": kept, "interval": [kept - 0.03, kept]}
     checks = [
         Check(name=name, verdict="passed", summary="", details=one)
-        for name, one in (("accuracy", details), ("decisions", kept))
+        for name, one in (("accuracy", details), ("decisions", decisions))
     ]
     shown: Any = {"batches": (1, 16), "provenance": {}, "points": ()}
-    report = RunnerReport(runner="openvino", precision="int8", checks=tuple(checks), **shown)
+    return RunnerReport(runner="openvino", precision="int8", checks=(*checks, *others), **shown)
+
+
+def test_what_only_lacks_images_is_named_with_the_command(bundle: Bundle) -> None:
+    failed = Check(name="batch invariance", verdict="failed", summary="", reasons=("rows change",))
+    reports = {
+        "openvino:int8-static": (2.2, int8_report(100, 1.0)),
+        "onnxruntime:int8-static": (2.0, int8_report(100, 0.9)),
+        "openvino:int8-dynamic": (1.5, int8_report(100, 1.0, failed)),
+        "openvino+kernels:int8-static": (0.9, int8_report(100, 1.0)),
+    }
+    base, gate = RunnerName("onnxruntime"), Gate(accuracy=0.99)
+    candidates = [Candidate(runner=base, passed=True, speed=Measured(value=1.0, low=1.0, high=1.0))]
+    for name, (speed, report) in reports.items():
+        judgement = judgement_of(report, gate)
+        shares: Any = {"judged": judgement.judged, "kept": judgement.kept, "reason": judgement.why_not}
+        shares["speed"] = Measured(value=speed, low=speed - 0.1, high=speed + 0.1)
+        candidates.append(Candidate(runner=RunnerName.parse(name), passed=False, **shares))
+    images = JudgedImages(source="folder:my val", count=100, sha256="ab", labelled=True, copies=0, batches=(1, 16))
+    measured: Any = {"goal": "throughput", "batch": 16, "base": base, "gate": gate, "images": images}
+    machine: Any = {"machine": Machine(cpu="a", cores=2), "versions": {}, "made_at": ""}
+    choice = Choice(candidates=tuple(candidates), **measured, **machine)
+    said = could_pass(choice, bundle.path)
+    assert said.startswith(
+        "with 500 images in place of 100, these could pass: openvino:int8-static, 2.20 times as fast as onnxruntime. "
+        f"Type gmmvit optimize {bundle.path} --data 'folder:my val' --gate 0.99 --for throughput --batch 16, "
+    )
+    page = require_readable_page(page_of(choice, bundle)).text
+    assert said in page
+    assert "onnxruntime is the fastest, for throughput" in page
+
+
+def test_decisions_are_kept_beside_an_accuracy() -> None:
+    """A program that changes as many answers for the better as for the worse has PyTorch's accuracy."""
+    report = int8_report(500, 0.9)
     assert judgement_of(report, Gate(accuracy=0.95)).why_not == ""
     judgement = judgement_of(report, Gate(accuracy=0.99))
     assert judgement.why_not == "kept decisions 0.9000, below the gate 0.97"

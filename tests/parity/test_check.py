@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.options import ParityOptions
-from gmmvit_deploy.parity.page import page_of, write_page
+from gmmvit_deploy.parity.page import page_of, summary_of, write_page
 from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport
 from gmmvit_deploy.runtimes.runners.names import RUNNERS
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
@@ -26,6 +27,7 @@ from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
 from tests.browser import accessibility_problems
 from tests.conftest import EACH_FAMILY
 from tests.pages import require_readable_page
+from tests.parity.faults import Altered
 from tests.parity.test_faults import answers_of, labelled_by
 
 SCHEMA = json.loads(SCHEMA_PATH.read_text())
@@ -81,6 +83,25 @@ def test_images_that_calibrated_a_graph_do_not_judge_it(precise_bundle: Bundle, 
         assert (quantized.verdict, quantized.details.get("images", 0)) == (verdict, judged), quantized
         assert "the graph was calibrated on" in quantized.summary
         assert report.runners[1].check("stages").verdict == verdict
+
+
+def test_few_images_are_enough_where_no_answer_can_change(precise_bundle: Bundle) -> None:
+    """float32 is judged by margins; logits beyond their limit, and int8, by statistics, as with more images."""
+    options = ParityOptions(data=labelled_by(precise_bundle, 40), keep_decisions=0.999)
+    with (
+        OnnxRuntimeRunner(precise_bundle) as exact,
+        Altered(precise_bundle, lambda logits: logits + 1e-3) as beyond,
+        open_runner("onnxruntime", precise_bundle, precision="int8") as coarse,
+    ):
+        report = check_parity(precise_bundle, [exact, beyond, coarse], options)
+    assert "more images would only look for one that is nearer" in report.more_images
+    assert report.more_images in summary_of(replace(report, runners=report.runners[:1])).changes
+    for name in ("decisions", "accuracy"):
+        margins, *statistics = (runner.check(name) for runner in report.runners)
+        assert margins.verdict == "passed", margins
+        assert statistics[0].verdict == "undecided"
+        assert statistics[1].verdict != "passed"
+        assert "too few images to decide" in statistics[0].reasons[0]
 
 
 def test_the_schema_knows_every_runner() -> None:

@@ -203,18 +203,27 @@ def test_the_quantised_graph_is_blamed_and_not_the_runtime(precise_bundle: Bundl
 
 
 def test_without_images_int8_is_not_judged(precise_bundle: Bundle, tmp_path: Path) -> None:
-    def parity(bundle: Bundle, runner: str) -> Result:
-        return CliRunner().invoke(app, ["parity", str(bundle.path), "--runner", runner])
+    def parity(bundle: Bundle, runner: str, *words: str) -> Result:
+        return CliRunner().invoke(app, ["parity", str(bundle.path), "--runner", runner, *words])
 
     right = parity(precise_bundle, "onnxruntime,onnxruntime:int8")
     assert right.exit_code == 3, right.output
-    assert "undecided: onnxruntime: stages: not judged on images: " in right.output
+    first, *table = [line for line in right.stdout.splitlines() if line.strip()]
+    assert first.startswith("undecided: onnxruntime:int8-static: stages: not judged on images: ")
+    assert all(len(line) <= 100 for line in table)
+    skipped = "skipped: onnxruntime: localize: not requested"
+    assert [skipped in parity(precise_bundle, "onnxruntime", *words).output for words in ((), ("--verbose",))] == [
+        *(False, True)
+    ]
     assert "type --data folder:VAL" in right.output
     assert right.output.splitlines()[-1].startswith("NOT JUDGED ON IMAGES")
     wrong = parity(planted(precise_bundle, FAULTS["the head is zero"][0], tmp_path), "onnxruntime:int8")
     assert wrong.exit_code == 1
-    assert "failed: onnxruntime: calibration: quantisation: head/Gemm: its constant model.head.weight" in wrong.output
-    assert "failed: onnxruntime: numeric: reference inputs, batch 1: logits differ by up to" in wrong.output
+    assert (
+        "failed: onnxruntime:int8-static: calibration: quantisation: head/Gemm: its constant model.head.weight"
+        in wrong.output
+    )
+    assert "failed: onnxruntime:int8-static: numeric: reference inputs, batch 1: logits differ by up to" in wrong.output
     assert "(int8's distance, recorded at conversion)" in wrong.output
 
 
