@@ -38,6 +38,8 @@ MANIFEST_FILE = "manifest.json"
 _MAX_BATCH, _MAX_BLOCKS = 2**20, 1000
 """Bounds of a manifest, which can come from a stranger: a model of a million blocks takes minutes to build."""
 _EXPORT = "type gmmvit export CHECKPOINT -o BUNDLE to make a bundle"
+WEIGHTS_SUFFIXES = (".pth", ".pt", ".tar", ".ckpt", ".bin", ".safetensors")
+"""Endings of the names of checkpoints."""
 _EXPORT_AGAIN = "type gmmvit export CHECKPOINT -o BUNDLE --force to write the bundle again"
 InputKind = Literal["pixels", "tensor"]
 OutputMeaning = Literal["class logits", "pooled features"]
@@ -290,9 +292,19 @@ def open_bundle(path: Path | str) -> Bundle:
     return bundle
 
 
+def refuse_checkpoint(path: Path) -> None:
+    """Errors: BundleError when the path of a bundle is a file of weights or a model folder."""
+    if (path.is_file() and path.suffix in WEIGHTS_SUFFIXES) or (path / "config.json").is_file():
+        raise BundleError(
+            f"{path}: expected a bundle, got a checkpoint",
+            hint=f"type gmmvit export {path} -o BUNDLE, then give BUNDLE",
+        )
+
+
 def _read_manifest(path: Path) -> Manifest:
     manifest_path = path / MANIFEST_FILE
     if not manifest_path.is_file():
+        refuse_checkpoint(path)
         problem = "has no manifest.json" if path.is_dir() else "is a file" if path.exists() else "does not exist"
         raise BundleError(f"{path}: expected a bundle, but this path {problem}", hint=_EXPORT)
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
+from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle, refuse_checkpoint
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.inference.runner_name import RunnerName
@@ -90,6 +90,7 @@ def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
     if not configs:
         if not path.exists():
             raise RepositoryError(f"{path}: no such folder", hint="type the path of a bundle or of a repository")
+        refuse_checkpoint(path)
         raise RepositoryError(
             f"{path}: expected a bundle or a model repository, but there is no MODEL/config.pbtxt in this folder",
             hint="type gmmvit export CHECKPOINT -o BUNDLE to write a bundle, and give the bundle; or type gmmvit "
