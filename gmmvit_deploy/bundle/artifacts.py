@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gmmvit_deploy.bundle.golden import GoldenSet, golden_from_bytes, preprocessing_problem
 from gmmvit_deploy.errors import READABLE_HINT, BundleError, InputError
+from gmmvit_deploy.files.kinds import refuse_checkpoint
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.constants import ConstantRecord
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
@@ -38,8 +39,6 @@ MANIFEST_FILE = "manifest.json"
 _MAX_BATCH, _MAX_BLOCKS = 2**20, 1000
 """Bounds of a manifest, which can come from a stranger: a model of a million blocks takes minutes to build."""
 _EXPORT = "type gmmvit export CHECKPOINT -o BUNDLE to make a bundle"
-WEIGHTS_SUFFIXES = (".pth", ".pt", ".tar", ".ckpt", ".bin", ".safetensors")
-"""Endings of the names of checkpoints."""
 _EXPORT_AGAIN = "type gmmvit export CHECKPOINT -o BUNDLE --force to write the bundle again"
 InputKind = Literal["pixels", "tensor"]
 OutputMeaning = Literal["class logits", "pooled features"]
@@ -290,15 +289,6 @@ def open_bundle(path: Path | str) -> Bundle:
     _check_files(bundle)
     _check_contract(bundle)
     return bundle
-
-
-def refuse_checkpoint(path: Path) -> None:
-    """Errors: BundleError when the path of a bundle is a file of weights or a model folder."""
-    if (path.is_file() and path.suffix in WEIGHTS_SUFFIXES) or (path / "config.json").is_file():
-        raise BundleError(
-            f"{path}: expected a bundle, got a checkpoint",
-            hint=f"type gmmvit export {path} -o BUNDLE, then give BUNDLE",
-        )
 
 
 def _read_manifest(path: Path) -> Manifest:

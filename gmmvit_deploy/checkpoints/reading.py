@@ -28,6 +28,7 @@ from gmmvit_deploy.checkpoints._wrapping import (
     refuse_choice,
 )
 from gmmvit_deploy.errors import READABLE_HINT, CheckpointError
+from gmmvit_deploy.files.kinds import WEIGHTS_SUFFIXES
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.models.sources.hints import WEIGHTS_KINDS, WeightsKind
 from gmmvit_deploy.models.sources.record import TrainingRecord
@@ -236,8 +237,6 @@ def require_checkpoint(path: Path) -> None:
             hint=f"{_weights_hint(path)}; if timm builds the model, also type --model and --model-args",
         )
     if not path.exists():
-        from gmmvit_deploy.bundle.artifacts import WEIGHTS_SUFFIXES  # imports numpy
-
         hub = _HUB_NAME.fullmatch(str(path))
         if hub and path.suffix not in WEIGHTS_SUFFIXES and not path.parent.is_dir():
             hint = f"type hf download {hub[1]} --local-dir {hub[2]}, then gmmvit export {hub[2]} -o BUNDLE"

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle, refuse_checkpoint
+from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.files.kinds import refuse_checkpoint
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.serving.gateway.options import HealthCheck
 from gmmvit_deploy.serving.model_configs import IMAGE_INPUT, answers_labels, model_configs
