@@ -68,9 +68,10 @@ class Panel:
             if isinstance(value, float) and math.isnan(value):  # no comparison with it is true, so none would refuse it
                 raise InputError(f"{option}: expected a number, got {value}")
             if names and value is not None and value not in names:
-                expected = "a name of its list" if listing else listed(names)
-                hint = f"type {option} help to print the list" if listing else f"for example, type {option} {names[0]}"
-                raise InputError(f"{option}: expected {expected}, got {value!r}", hint=hint)
+                expected = f"a name that {option} help lists" if listing else listed(names)
+                raise InputError(
+                    f"{option}: expected {expected}, got {value!r}", hint=f"for example, type {option} {names[0]}"
+                )
             if must_exist and value is not None and not Path(value).exists():
                 unset = f", or set or unset {param.envvar}" if param.envvar else ""
                 raise InputError(

@@ -252,6 +252,15 @@ def _weights_hint(folder: Path) -> str:
     return "give the file of the weights" + (f", {folder / held}" if held else "")
 
 
+def states_model(path: Path) -> bool:
+    """Return whether the head of a file holds the spec of its model, as that of the weights of a bundle does."""
+    try:
+        with path.open("rb") as file:
+            return MODEL_METADATA_KEY.encode() in file.read(1 << 16)
+    except OSError:  # `require_checkpoint` and `read_tensors` say why
+        return False
+
+
 def _looks_like_safetensors(head: bytes, size_bytes: int) -> bool:
     header_bytes = int.from_bytes(head[:8], "little")
     return len(head) >= 9 and head[8:9] == b"{" and 2 <= header_bytes <= max(size_bytes, 1 << 20)

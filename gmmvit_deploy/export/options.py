@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, InputKind
+from gmmvit_deploy.bundle.artifacts import InputKind
+from gmmvit_deploy.checkpoints.reading import states_model
 from gmmvit_deploy.errors import InputError, Refusals
 from gmmvit_deploy.images.names import clean_name, shown_names
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule, crops, require_crop_pct
@@ -251,7 +252,7 @@ def _require_stated(missing: Sequence[str], usual: Mapping[str, str]) -> None:
 
 def refuse_unstated(checkpoint: Path, hints: LoadHints, options: ExportOptions, refusals: Refusals) -> None:
     """Collect what ``options`` lack and no checkpoint of the user's own class states, before the file is read."""
-    if own_class_of(hints.model) is None or (checkpoint.parent / MANIFEST_FILE).is_file():  # weights of a bundle
+    if own_class_of(hints.model) is None or states_model(checkpoint):
         return
     with refusals.collected():
         asked_image(str(checkpoint), hints, example="--image-size 32 --set channels=3")
