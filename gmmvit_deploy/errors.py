@@ -113,13 +113,12 @@ class Refusals:
             self._errors.append(exc)
 
     def raise_all(self) -> None:
-        """Raise the only error itself, several as one: of their class if they have the same, else as InputError."""
+        """Raise the only error itself; several as one ServerError if all are of this class, else as one InputError."""
         if len(self._errors) == 1:
             raise self._errors[0]
         if self._errors:
             own = [f"{exc}\n  {exc.hint}" if exc.hint != exc.default_hint else str(exc) for exc in self._errors]
-            kinds = {type(exc) for exc in self._errors}
-            kind = kinds.pop() if len(kinds) == 1 else InputError
+            kind = ServerError if all(isinstance(exc, ServerError) for exc in self._errors) else InputError
             raise kind(f"{len(own)} errors:\n- " + "\n- ".join(own), hint="correct all of them")
 
 
