@@ -245,7 +245,7 @@ def test_options_of_the_documentation_are_those_of_the_program() -> None:
     # benchmarks/tables.py, curl, torchrun, docker, kubectl
     of_others = {"--write", "--data-binary", "--cacert", "--standalone", "--nproc-per-node", "--cpuset-cpus", "--cpus"}
     of_others |= {"--model-ema", "--from-file", "--from-literal", "--cert", "--key", "--connect-to", "--no-deps"}
-    of_others |= {"--shm-size"}
+    of_others |= {"--shm-size", "--local-dir"}
     for where, code in _code_spans():
         command = re.match(r"gmmvit ([a-z]+)", code)
         known = _options(command[1]) | {"--help"} if command else every | of_others
@@ -253,7 +253,7 @@ def test_options_of_the_documentation_are_those_of_the_program() -> None:
             if command or option.startswith("--"):
                 assert option in known, f"{where}: {code}: {option}"
         for name in re.findall(r"--set (\w+)", code):
-            assert name in {*SETTINGS, "NAME"}, f"{where}: {code}: --set {name}"
+            assert name in {*SETTINGS, "NAME", "help"}, f"{where}: {code}: --set {name}"
 
 
 CHECKS = re.findall(r"^    ([a-z][a-z ]*?)  +\S", parity_check.__doc__ or "", re.MULTILINE)

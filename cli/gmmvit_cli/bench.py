@@ -24,7 +24,7 @@ from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, Panel
 from gmmvit_cli.progress import progress
 from gmmvit_cli.runners import PRECISION_OF_RUNNERS, URLS, opened_runners, runner_option
-from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.errors import InputError, Refusals
 from gmmvit_deploy.inference.precision import Precision
 
 EXAMPLE = """gmmvit bench bundle --data digits --report bench.html
@@ -90,15 +90,8 @@ def bench(
     if compare is not None:
         _compare(*compare, bundle=bundle, as_json=as_json)
         return
-    require_output_file(output, force=force)
-    require_report(report, force=force)
     if bundle is None:
         raise InputError("expected a bundle, or --compare A.json B.json", hint=f"type {EXAMPLE.splitlines()[0]}")
-    if (data is None) != synthetic:
-        raise InputError(
-            "expected images with --data, or --synthetic for generated inputs",
-            hint="type --data digits, --data cifar10:PATH, --data folder:PATH or --synthetic",
-        )
     with progress("bench") as on_progress:
         from gmmvit_deploy.bench.cells import Plan
         from gmmvit_deploy.bench.page import write_page
@@ -107,15 +100,31 @@ def bench(
         from gmmvit_deploy.files.writing import new_file
         from gmmvit_deploy.images.data.open import open_data
 
+        refusals, images = Refusals(), None
+        with refusals.collected():
+            require_output_file(output, force=force)
+        with refusals.collected():
+            require_report(report, force=force)
+        with refusals.collected():
+            if (data is None) != synthetic:
+                raise InputError(
+                    "expected images with --data, or --synthetic for generated inputs",
+                    hint="type --data digits, --data cifar10:PATH, --data folder:PATH or --synthetic",
+                )
+            images = open_data(data) if data else None
+        with refusals.collected():
+            plan = Plan(batches=_batches(batch), rounds=rounds, seconds=seconds)
+        with refusals.collected():
+            opened = open_bundle(bundle)
+        refusals.raise_all()
         options = BenchOptions(
-            plan=Plan(batches=_batches(batch), rounds=rounds, seconds=seconds),
-            data=open_data(data) if data else None,
+            plan=plan,
+            data=images,
             samples=samples,
             bound_ms=bound_ms,
             roofline=roofline,
             waterfall=waterfall,
         )
-        opened = open_bundle(bundle)
         with opened_runners(opened, context.params, first=("eager",), timed=True) as (runners, _):
             measured = bench(opened, runners, options, on_progress=on_progress)
         result = measured.to_json()
@@ -183,10 +192,9 @@ def _print(result: dict[str, Any]) -> None:
     print_table(head, rows, title=str(result["bundle"]["path"]))
     for line in result["rooflines"]:
         typer.echo(f"peak rates: {roofline_words(line)}")
-    for index, step in enumerate(result["waterfall"]):
+    for step in result["waterfall"]:
         parts = ", ".join(f"{name} {ms:.3f}" for name, ms in step["parts"].items())
-        more = f" ({step['over_before']:+.3f})" if index else ""
-        typer.echo(f"single image: {step['name']}: {step['ms']:.3f} ms{more}{': ' + parts if parts else ''}")
+        typer.echo(f"single image: {step['name']}: {step['ms']:.3f} ms{': ' + parts if parts else ''}")
     for load in result["loads"]:
         best = load["best"]
         reached = (

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.options import AS_JSON, require_output, require_report
+from gmmvit_cli.options import AS_JSON, require_report
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, Panel, completion, listed, output_option
 from gmmvit_cli.progress import progress
@@ -110,8 +110,6 @@ def build(
     """The report is read from the finished engine and lists the GPU kernels and data types of each attention layer. The
     command prints the report and stores it as card.json in the folder of the engine.
     """
-    if out is not None:
-        require_output(out, force=force)
     require_report(report, force=force, plots=False)
     if source.suffix == ".onnx" and out is None:
         raise InputError(
@@ -165,7 +163,7 @@ def print_card(engine: Engine) -> None:
     rows = [
         *facts_of(card).items(),
         *_proof_rows(card),
-        ("masks", f"{len(card.masks)} constants; the SHA-256 of each is in card.json"),
+        *([("masks", f"{len(card.masks)} constants; the SHA-256 of each is in card.json")] if card.masks else []),
         *((f"{name} SHA-256", digest) for name, digest in card.sha256.items()),
         ("trtexec", card.trtexec),
     ]

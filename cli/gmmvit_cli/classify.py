@@ -18,7 +18,7 @@ from gmmvit_cli.options import (
     require_output_file,
     typed,
 )
-from gmmvit_cli.output import note, print_error, print_json
+from gmmvit_cli.output import counted, note, print_error, print_json
 from gmmvit_cli.panels import INPUT, MODEL, OUTPUT, TARGET, Panel, completion, listed
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
@@ -235,7 +235,7 @@ def _require_answers(answers: list[Classification]) -> None:
         print_error(f"Error: {answer.path}: {answer.error}")
     if failed:
         print_error(
-            f"hint: {len(failed)} of {len(answers)} files were not classified; repair these files, or leave them out"
+            f"hint: {len(failed)} of {counted(len(answers), 'file')} could not be classified; repair or remove them"
         )
         raise typer.Exit(1)
 
@@ -251,7 +251,8 @@ def _print_bulk(result: BulkResult, folder: str, *, accept_broken: bool, as_json
     for line in result.notes:
         note(line)
     rate = f", {result.classified / result.seconds:,.0f} images/s" if result.classified else ""
-    note(f"{result.images:,} images in {result.shards:,} shards; {result.classified:,} classified by this run{rate}")
+    where = f"{counted(result.images, 'image')} in {counted(result.shards, 'shard')}"
+    note(f"{where}; {result.classified:,} classified by this run{rate}")
     if result.left_out:
         note(left_out_text(result.left_out))
     if result.complete:
@@ -259,7 +260,8 @@ def _print_bulk(result: BulkResult, folder: str, *, accept_broken: bool, as_json
     else:
         note("other shards of the job are not complete yet")
     if result.errors:
-        broken = f"{result.errors:,} of {result.images:,} images are broken; the column error states why"
+        verb = "is" if result.errors == 1 else "are"
+        broken = f"{result.errors:,} of {counted(result.images, 'image')} {verb} broken; the column error states why"
         if accept_broken:
             note(broken)
             return

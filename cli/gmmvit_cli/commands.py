@@ -8,14 +8,16 @@ import inspect
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from gmmvit_cli.output import set_verbosity
-from gmmvit_cli.panels import GENERAL
+from gmmvit_cli.panels import GENERAL, refusals_of
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.files.writing import require_free
 
 JOBS: Mapping[str, Mapping[str, str]] = {
     "Start here": {"demo": "Train, export, serve and measure a small model in a single run."},
@@ -80,7 +82,7 @@ def _write_definitions(formatter: Any, rows: Sequence[tuple[str, str]]) -> None:
 
 def typing_hint(name: str) -> str:
     """Return the hint for missing arguments of a command: an example, and how to list all options."""
-    example = _module_of(name).EXAMPLE.splitlines()[0]
+    example = next(line for line in _module_of(name).EXAMPLE.splitlines() if not line.startswith("#"))
     return f"for example: {example}; all options: gmmvit {name} --help"
 
 
@@ -90,11 +92,14 @@ def help_hint(name: str) -> str:
 
 
 class Command(TyperCommand):
-    """A command whose help groups its options by ``rich_help_panel`` and ends with an example."""
+    """A command whose help shows an example, then its options, grouped by ``rich_help_panel``."""
 
     example = ""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Example"):
+            for line in self.example.splitlines():
+                formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
         panels: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -107,10 +112,15 @@ class Command(TyperCommand):
             with formatter.section(panel):
                 _write_definitions(formatter, panels[panel])
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Example"):
-            for line in self.example.splitlines():
-                formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        given, refusals = ctx.params, refusals_of(ctx)
+        if given.get("out") is not None and not given.get("resume"):
+            with refusals.collected():
+                instead = "add --resume to continue a run" if "resume" in given else ""
+                require_free(Path(given["out"]), force=given["force"], instead=instead)
+        refusals.raise_all()
+        return rest
 
     def invoke(self, ctx: Any) -> Any:
         quiet, verbose = (ctx.params.pop(name) for name in ("quiet", "verbose"))

@@ -8,7 +8,7 @@ import typer
 
 from gmmvit_cli.models import CLASS_TO_CONVERT, permit_class
 from gmmvit_cli.options import AS_JSON, CALIBRATION, CALIBRATION_IMAGES, require_calibration
-from gmmvit_cli.output import note, print_json, print_table
+from gmmvit_cli.output import counted, note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, completion, listed
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.bundle.gates import Gate
@@ -111,7 +111,7 @@ def _calibration_words(record: VariantRecord) -> str:
     calibration = record.calibration
     if calibration is None:
         return "nothing; activations are quantised while running" if record.form == "dynamic" else ""
-    images = f"{calibration['images']} images of {calibration['source']}"
+    images = f"{counted(calibration['images'], 'image')} of {calibration['source']}"
     if copies := calibration.get("copies"):
         images += f", without {copies} copies"
     if "recipe" not in calibration:

@@ -6,7 +6,7 @@ from typing import get_args
 
 import typer
 
-from gmmvit_cli.options import AS_JSON, FORCE, TRITONSERVER, require_output
+from gmmvit_cli.options import AS_JSON, FORCE, TRITONSERVER
 from gmmvit_cli.output import print_json, print_table
 from gmmvit_cli.panels import MODEL, listed, output_option
 from gmmvit_cli.progress import progress
@@ -40,7 +40,6 @@ def demo(
     handwritten digits for about a minute on two cores. With --model, the model is a classifier of timm, which is saved
     and exported as a model folder of timm.
     """
-    require_output(out, force=force)
     with progress("demo") as on_progress:
         from gmmvit_deploy.demo.run import run_demo
 

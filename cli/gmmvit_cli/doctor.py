@@ -15,7 +15,7 @@ from gmmvit_cli.options import (
     access_from,
     server_from,
 )
-from gmmvit_cli.output import note, print_json, print_table
+from gmmvit_cli.output import counted, note, print_json, print_table
 from gmmvit_cli.panels import INPUT, Panel
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError, OutputError
@@ -87,4 +87,4 @@ def _empty_kernel_cache() -> None:
             f"cannot delete the files of the kernel cache: {exc}",
             hint="type XDG_CACHE_HOME=FOLDER gmmvit doctor to use another folder for the kernel cache",
         ) from exc
-    note(f"removed {len(removed)} files from the kernel cache")
+    note(f"removed {counted(len(removed), 'file')} from the kernel cache")

@@ -14,21 +14,22 @@ from gmmvit_cli.options import (
     CALIBRATION,
     CALIBRATION_IMAGES,
     FORCE,
+    Normalisation,
     labels_from,
     normalisation_from,
     require_calibration,
-    require_output,
     thresholds_from,
 )
-from gmmvit_cli.output import print_json, print_table
+from gmmvit_cli.output import counted, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, completion, listed, output_option
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
-from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.errors import InputError, Refusals
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule
 from gmmvit_deploy.inference.precision import PRECISIONS, Precision
 from gmmvit_deploy.models.families import FAMILIES
+from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.precision_names import precisions_from
 
 if TYPE_CHECKING:
@@ -36,8 +37,12 @@ if TYPE_CHECKING:
     from gmmvit_deploy.inference.labels import Task
     from gmmvit_deploy.models.specs import OutputName
 
-EXAMPLE = """gmmvit export checkpoint.pth -o bundle --dataset cifar10
-gmmvit export checkpoint.pth -o bundle --dataset cifar10 --precision fp16,bf16"""
+EXAMPLE = """# a file of your own training; for your own class, add --model FILE.py:CLASS
+gmmvit export checkpoint.pth -o bundle --dataset cifar10
+# timm: a checkpoint of train.py or a model folder; a state dict needs --model
+gmmvit export model_best.pth.tar -o bundle --labels labels.txt
+# Hugging Face: what 'hf download OWNER/NAME --local-dir FOLDER' writes
+gmmvit export FOLDER -o bundle"""
 
 _InputKind = Literal["pixels", "tensor"]
 _TASKS: dict[str, Task] = {"single": "single-label", "multi": "multi-label"}
@@ -53,7 +58,8 @@ _LARGEST = "_largest_abs"  # of each proven runner in a manifest's export_parity
 def export(
     context: typer.Context,
     checkpoint: Path = INPUT.argument(
-        "CHECKPOINT", "A PyTorch checkpoint, a safetensors file, or a model folder of timm."
+        "CHECKPOINT",
+        "A PyTorch checkpoint, a safetensors file, or a model folder of timm or Hugging Face transformers.",
     ),
     dataset: str | None = INPUT.option(
         "NAME",
@@ -61,7 +67,8 @@ def export(
         names=tuple(DATASETS),
     ),
     mean: str | None = INPUT.option(
-        "NUMBERS", "Mean of each channel in training, with pixels scaled to 0..1, such as 0.49,0.48,0.45."
+        "NUMBERS",
+        "Mean of each channel in training, with pixels scaled to 0..1, such as 0.49,0.48,0.45; 0.5 is that of all.",
     ),
     std: str | None = INPUT.option(
         "NUMBERS", "Standard deviation of each channel in training, with pixels scaled to 0..1."
@@ -69,14 +76,15 @@ def export(
     labels: str | None = INPUT.option(
         "FILE|LIST",
         "Class labels: a text file with a label, or an index and a label, on each line; a JSON file; or labels "
-        "separated by commas. Without this option: what the checkpoint or --dataset states, else the class indices.",
+        "separated by commas; in the order of the class index, for ImageFolder of torchvision the sorted names of the "
+        "folders. Without this option: what the checkpoint or --dataset states, else the class indices.",
     ),
     resize: ResizeRule | None = INPUT.option(
         "METHOD",
-        f"How images were resized when the model was evaluated: {listed(RESIZE_RULES)}. stretch does not keep "
-        "the aspect ratio and does not crop. center, squash and border are timm's crop modes. Without this option: "
-        f"what the checkpoint states; otherwise stretch-bilinear for the families {listed(_STRETCHED)}. Required for a "
-        "checkpoint of another family that does not state the method, unless --input tensor is given.",
+        "How images were resized when the model was evaluated: stretch, center, shortest, squash or border, followed "
+        "by -bilinear or -bicubic. stretch does not keep the aspect ratio and does not crop; center, squash and border "
+        "are timm's crop modes. Without this option: what the checkpoint states; otherwise stretch-bilinear for the "
+        f"families {listed(_STRETCHED)}. Required for other checkpoints that do not state it, but with --input tensor.",
         names=RESIZE_RULES,
     ),
     crop_pct: float | None = INPUT.option(
@@ -84,13 +92,6 @@ def export(
         "timm's crop_pct, for center, squash and border: images are resized to the model's image size divided by "
         "NUMBER, and the centre is cropped. Above 0 and at most 1. Without this option: what the checkpoint states, "
         "else 1.",
-    ),
-    input_kind: _InputKind = INPUT.option(
-        "KIND",
-        "Input of the graph. pixels: uint8, which the graph normalises. tensor: float32, already normalised.",
-        default="pixels",
-        name="--input",
-        names=get_args(_InputKind),
     ),
     task: str | None = INPUT.option(
         "TASK",
@@ -103,6 +104,16 @@ def export(
         "With --task multi: the probability from which on an image has a label. A file with a number on each line "
         "in the order of the labels, a .json file with a list or with label: number, or a number for all labels.",
     ),
+    input_kind: _InputKind = INPUT.option(
+        "KIND",
+        "Input of the graph. pixels: uint8, which the graph normalises. tensor: float32, already normalised.",
+        default="pixels",
+        name="--input",
+        names=get_args(_InputKind),
+    ),
+    out: Path = output_option("BUNDLE", "Folder to write the bundle to."),
+    force: bool = FORCE,
+    max_batch: int = OUTPUT.option("N", "Largest batch size that the graph accepts.", default=64),
     outputs: str = OUTPUT.option(
         "NAMES",
         "Outputs of the graph: logits, features or both. features: the pooled values before the classifier head, "
@@ -110,13 +121,13 @@ def export(
         default="logits",
         names=tuple(_OUTPUTS),
     ),
-    preset: str | None = PRESET,
-    image_size: int | None = IMAGE_SIZE,
-    resize_to: int | None = RESIZE_TO,
     model: str | None = ARCHITECTURE,
     model_args: Mapping[str, Any] | None = MODEL_ARGS,
-    head: str | None = HEAD,
+    image_size: int | None = IMAGE_SIZE,
     settings: list[str] | None = MODEL_SETTINGS,
+    preset: str | None = PRESET,
+    resize_to: int | None = RESIZE_TO,
+    head: str | None = HEAD,
     precisions: Sequence[Precision] = PRECISION.option(
         "LIST",
         f"Precisions to write, separated by commas: {listed(PRECISIONS)}. fp32 is always written.",
@@ -127,34 +138,29 @@ def export(
     ),
     calibration: str | None = CALIBRATION,
     calibration_images: int = CALIBRATION_IMAGES,
-    out: Path = output_option("BUNDLE", "Folder to write the bundle to."),
-    max_batch: int = OUTPUT.option("N", "Largest batch size that the graph accepts.", default=64),
-    force: bool = FORCE,
     as_json: bool = AS_JSON,
 ) -> None:
     """The result is a bundle: the folder that most other commands read. The bundle holds the ONNX graph, the weights,
-    and recorded inputs with PyTorch's logits for comparison. The attention masks are computed once and stored in the
-    graph as constants. If a step fails, no files are left behind.
+    and recorded inputs with PyTorch's logits for comparison. What is the same for every image, such as a mask on the
+    attention scores, is stored in the graph as a constant. If a step fails, no files are left behind.
     """
-    require_output(out, force=force)
-    only = {"only_features": outputs == "features", "only_tensors": input_kind == "tensor"}
-    hints = hints_from(context.params, **only)
-    if outputs == "features" and labels is not None:
-        raise InputError(
-            "--labels names the classes of the logits, and --outputs features writes no logits",
-            hint="leave --labels out, or type --outputs both",
-        )
-    normalisation = normalisation_from(dataset, mean, std)
-    names = normalisation.labels if labels is None else labels_from(labels)
-    limits = None if thresholds is None else thresholds_from(thresholds)
-    require_calibration(precisions, calibration)
-    require_checkpoint(checkpoint)
-    collect_garbage_rarely()
-    with progress("export") as on_progress:
-        from gmmvit_deploy.bundle.variants import forms_in, open_variant
-        from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-        from gmmvit_deploy.export.fastest import record_fastest
+    from gmmvit_deploy.export.options import ExportOptions, refuse_unstated
 
+    refusals, hints, options, normalisation, names = Refusals(), LoadHints(), ExportOptions(), Normalisation(), None
+    with refusals.collected():
+        require_checkpoint(checkpoint)
+    with refusals.collected():
+        hints = hints_from(context.params, only_features=outputs == "features", only_tensors=input_kind == "tensor")
+    with refusals.collected():
+        normalisation = normalisation_from(dataset, mean, std)
+    with refusals.collected():
+        if outputs == "features" and labels is not None:
+            raise InputError(
+                "--labels names the classes of the logits, and --outputs features writes no logits",
+                hint="leave --labels out, or type --outputs both",
+            )
+        names = normalisation.labels if labels is None else labels_from(labels)
+    with refusals.collected():
         options = ExportOptions(
             input_kind=input_kind,
             max_batch=max_batch,
@@ -166,9 +172,18 @@ def export(
             labels_source=f"--labels {labels}" if labels else f"--dataset {dataset}",
             outputs=_OUTPUTS[outputs],
             task=None if task is None else _TASKS[task],
-            thresholds=limits,
+            thresholds=None if thresholds is None else thresholds_from(thresholds),
             thresholds_source=thresholds or "--thresholds",
         )
+        refuse_unstated(checkpoint, hints, options, refusals)
+    with refusals.collected():
+        require_calibration(precisions, calibration)
+    refusals.raise_all()
+    collect_garbage_rarely()
+    with progress("export") as on_progress:
+        from gmmvit_deploy.bundle.variants import forms_in, open_variant
+        from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
+        from gmmvit_deploy.export.fastest import record_fastest
 
         bundle = bundle_from_checkpoint(
             checkpoint,
@@ -200,14 +215,10 @@ def export(
     shape = ", ".join(map(str, bundle.input_shape))
     rows = [
         *([("weights", manifest.checkpoint["wrapping"])] if hints.weights else []),
-        ("model", f"{manifest.spec.family}, {manifest.spec.mask} mask"),
+        ("model", manifest.spec.title),
         ("input", f"{manifest.input_kind}: {bundle.input_dtype} (1..{manifest.max_batch}, {shape})"),
         *(("output", f"{o.name}: float32 (1..{manifest.max_batch}, {o.shape[0]})") for o in manifest.outputs),
-        (
-            "folded",
-            f"{len(manifest.masks)} masks and {len(manifest.biases)} biases stored as constants "
-            f"({', '.join(manifest.folding) or 'nothing to fold'})",
-        ),
+        *_folded(bundle),
         *_preprocessing(bundle),
         *_origins(bundle),
         *_resized(bundle),
@@ -218,6 +229,16 @@ def export(
     if any(variant.record for variant in variants):
         print_variants(variants)
     typer.echo(out)
+
+
+def _folded(bundle: Bundle) -> list[tuple[str, str]]:
+    manifest = bundle.manifest
+    constants = [
+        counted(len(each), noun) for each, noun in ((manifest.masks, "mask"), (manifest.biases, "bias")) if each
+    ]
+    stored = f"{' and '.join(constants)} stored as constants" if constants else ""
+    passes = ", ".join(manifest.folding)
+    return [("folded", f"{stored} ({passes})" if stored and passes else stored or passes)] if stored or passes else []
 
 
 def _preprocessing(bundle: Bundle) -> list[tuple[str, str]]:

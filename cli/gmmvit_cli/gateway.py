@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME, require_output
+from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import INPUT, TARGET, Panel, output_option
 from gmmvit_deploy.errors import InputError
@@ -105,7 +105,6 @@ def gateway(
     HAProxy with 'haproxy -f FOLDER/haproxy.cfg'. The command 'gmmvit serve --gateway' starts HAProxy and Triton itself,
     with the same rules.
     """
-    require_output(out, force=force)
     from gmmvit_deploy.serving.gateway.files import gateway_folder
     from gmmvit_deploy.serving.served_models import read_models
 

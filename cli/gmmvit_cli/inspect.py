@@ -173,8 +173,7 @@ def _print(described: dict[str, Any]) -> None:
     spec = {name: value for name, value in described["spec"].items() if name not in ("family", "mask") and value}
     rows = [
         *([("file", f"{file['path']} ({file['wrapping']})"), ("SHA-256", file["sha256"])] if file else []),
-        ("family", described["family"]),
-        ("mask", described["mask_description"]),
+        ("model", described["model"]),
         *((name.replace("_", " "), str(value)) for name, value in spec.items()),
         ("trainable parameters", f"{described['trainable_parameters']:,}"),
         ("multiply-accumulates", f"{described['macs']:,} per image"),

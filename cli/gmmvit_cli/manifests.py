@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import typer
 
-from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME, require_output, typed
+from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME, typed
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import INPUT, TARGET, Panel, output_option
 from gmmvit_deploy.errors import InputError
@@ -105,7 +105,6 @@ def manifests(
     """The folder is a base for kustomize, with an object in each file. The command 'kubectl apply -k' applies it. No
     file holds a key or a certificate: the command lists the Secrets that you must create.
     """
-    require_output(out, force=force)
     from gmmvit_deploy.serving.served_models import read_models
 
     read_models(path, name=name)

@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_cli.panels import MODEL
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.models.families import PRESETS
+from gmmvit_deploy.models.families import FAMILIES, PRESETS
 from gmmvit_deploy.models.sources.hints import SETTINGS, LoadHints, settings_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
 
-_MEANINGS = " ".join(f"{name}: {setting.meaning}." for name, setting in SETTINGS.items())
 _CLASS = "Class that the bundle was exported with, in a Python file of yours; the file must be unchanged. gmmvit runs "
+
+
+def _settings_in_words() -> str:
+    return "\n".join(f"{name}={setting.example}\n  {setting.meaning}" for name, setting in SETTINGS.items())
+
+
+def presets_in_words() -> str:
+    return "\n".join(f"{family.name}: {', '.join(family.presets)}" for family in FAMILIES if family.presets)
 
 
 def _complete_settings(incomplete: str) -> list[str]:
@@ -45,10 +52,11 @@ CLASS_TO_CONVERT = MODEL.option(
 )
 PRESET = MODEL.option(
     "NAME",
-    f"Named configuration: {', '.join(PRESETS)}. Supplies what the tensors of the checkpoint do not show: the "
-    "number of heads; for a DeepViT, also the scale adjustment and the transform scale; for an RMT, the image size "
-    "and the decomposed stages. The configuration must match the checkpoint.",
+    "Named configuration of training, such as vit; '--preset help' lists all. Supplies what the tensors of the "
+    "checkpoint do not show: the number of heads; for a DeepViT, also the scale adjustment and the transform scale; "
+    "for an RMT, the image size and the decomposed stages.",
     names=tuple(PRESETS),
+    listing=presets_in_words,
 )
 IMAGE_SIZE = MODEL.option(
     "PIXELS",
@@ -79,8 +87,10 @@ HEAD = MODEL.option(
 )
 MODEL_SETTINGS = MODEL.option(
     "NAME=VALUE",
-    f"A fact that the tensors of the checkpoint do not show, such as heads=3; may be repeated. {_MEANINGS}",
+    "A fact that the tensors of the checkpoint do not show, such as heads=3 or channels=1; may be repeated. "
+    "'--set help' lists the names.",
     name="--set",
+    listing=_settings_in_words,
     autocompletion=_complete_settings,
     show_default=False,
 )

@@ -12,6 +12,7 @@ from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, Panel
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.bundle.choices import Goal
+from gmmvit_deploy.errors import Refusals
 from gmmvit_deploy.inference.precision import SPECS
 
 if TYPE_CHECKING:
@@ -64,17 +65,23 @@ def optimize(
     bundle lacks is converted, checked against PyTorch, held to the gate on the images of --data, and timed in turn. The
     choice is written into the bundle, in runners.json, and serve, repository, classify and bench take it.
     """
-    require_report(report, force=force)
     collect_garbage_rarely()
     with progress("optimize") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.images.data.open import open_data
         from gmmvit_deploy.runtimes.programs.image_batches import require_images, require_source
 
-        images = open_data(data)
-        if calibration is not None:
-            require_source(calibration)
-        opened = open_bundle(bundle)
+        refusals = Refusals()
+        with refusals.collected():
+            require_report(report, force=force)
+        with refusals.collected():
+            images = open_data(data)
+        with refusals.collected():
+            if calibration is not None:
+                require_source(calibration)
+        with refusals.collected():
+            opened = open_bundle(bundle)
+        refusals.raise_all()
         if calibration is not None:
             require_images(calibration, opened.manifest.image, opened.manifest.input_kind)
 

@@ -117,13 +117,6 @@ SERVER_TENSORRT_VERSION = TARGET.option(
 )
 
 
-def require_output(path: Path, *, force: bool, instead: str = "") -> None:
-    """Refuse an output that exists, before any work.  instead: as for `require_free`.  Errors: OutputError."""
-    from gmmvit_deploy.files.writing import require_free
-
-    require_free(path, force=force, instead=instead)
-
-
 def require_output_file(path: Path | None, *, force: bool) -> None:
     """Refuse an output file that exists, or whose folder does not exist, before any work.  Errors: OutputError."""
     from gmmvit_deploy.files.writing import require_free_file

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 import typer
 
-from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME, RUNNER_OF_GRAPHS, require_output
+from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME, RUNNER_OF_GRAPHS
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import INPUT, OUTPUT, listed, output_option
 
@@ -39,7 +39,6 @@ def pack(
     """The folder holds a Dockerfile and the files, from which docker, podman or buildah build an image without a base.
     The label gmmvit.bundle.sha256 states the bundle; gmmvit.instances and gmmvit.threads, the cores that it uses.
     """
-    require_output(out, force=force)
     from gmmvit_deploy.kubernetes.pack import INSTANCES_LABEL, THREADS_LABEL
     from gmmvit_deploy.kubernetes.pack import pack as packed
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.errors import InputError, Refusals
 
 
 def listed(names: Sequence[str]) -> str:
@@ -44,31 +44,45 @@ class Panel:
         name: str = "",
         names: Sequence[str] = (),
         must_exist: bool = False,
+        parser: Callable[[str], Any] = str,
+        listing: Callable[[], str] | None = None,
         **more: Any,
     ) -> Any:
         """Return an option with a value; it is required if the default is ``...``.
 
         names: the values that are allowed, which the shell completes; any other value is an InputError.
         must_exist: True for a path of an input; a missing file or folder is an InputError.
+        parser: text → the value, or InputError.  listing: returns what the value ``help`` prints.
+        `Command` raises the errors of all options at once.
         """
 
-        def check(param: typer.CallbackParam, value: Any) -> Any:
+        def check(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+            if listing is not None and "help" in (value if isinstance(value, (list, tuple)) else [value]):
+                typer.echo(listing())
+                raise typer.Exit
+            with refusals_of(context).collected():
+                return parse(param, value)
+
+        def parse(param: typer.CallbackParam, value: Any) -> Any:
             option = param.opts[-1]
             if isinstance(value, float) and math.isnan(value):  # no comparison with it is true, so none would refuse it
                 raise InputError(f"{option}: expected a number, got {value}")
             if names and value is not None and value not in names:
+                expected = f"a name that {option} help lists" if listing else listed(names)
                 raise InputError(
-                    f"{option}: expected {listed(names)}, got {value!r}", hint=f"for example, type {option} {names[0]}"
+                    f"{option}: expected {expected}, got {value!r}", hint=f"for example, type {option} {names[0]}"
                 )
             if must_exist and value is not None and not Path(value).exists():
                 unset = f", or set or unset {param.envvar}" if param.envvar else ""
                 raise InputError(
                     f"{option} {value}: no such file or folder", hint=f"type {option} and a path that exists{unset}"
                 )
-            return value
+            return value if parser is str or value is None else parser(value)
 
-        if names:  # typer would refuse other values of a Literal itself, in words of its own
-            more |= {"parser": str, "autocompletion": completion(names)}
+        if names:
+            more |= {"autocompletion": completion(names)}
+        if names or parser is not str:  # typer would refuse other values of a Literal itself, in words of its own
+            more |= {"parser": str}
         return typer.Option(
             default,
             *filter(None, name.split(",")),
@@ -78,6 +92,12 @@ class Panel:
             callback=check,
             **more,
         )
+
+
+def refusals_of(context: typer.Context) -> Refusals:
+    """Return what was refused while the options of a command are read."""
+    refusals: Refusals = context.meta.setdefault(f"{__name__}.refusals", Refusals())
+    return refusals
 
 
 def completion(names: Sequence[str], *, several: bool = False) -> Callable[[str], list[str]]:
@@ -96,5 +116,8 @@ GENERAL = Panel("General")
 
 
 def output_option(metavar: str, text: str, *, default: Any = ..., **more: Any) -> Any:
-    """Return the option ``--output``; it is required unless there is a default."""
+    """Return the option ``--output``; it is required unless there is a default.
+
+    If its parameter is ``out``, `Command` refuses a path that exists, unless ``--force`` is given.
+    """
     return OUTPUT.option(metavar, text, default=default, name="-o,--output", **more)

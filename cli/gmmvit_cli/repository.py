@@ -17,7 +17,6 @@ from gmmvit_cli.options import (
     SERVER_TENSORRT_VERSION,
     SERVER_URL,
     access_from,
-    require_output,
     server_from,
 )
 from gmmvit_cli.output import note, print_json
@@ -76,7 +75,6 @@ def repository(
     """A bundle is the folder that gmmvit export writes. The repository holds the network, its preprocessing,
     and ensembles that answer encoded images, such as JPEG files, with logits or with labels.
     """
-    require_output(out, force=force)
     from gmmvit_deploy.bundle.artifacts import open_bundle
     from gmmvit_deploy.inference.cores import cores
     from gmmvit_deploy.runtimes.engines.card import open_engine

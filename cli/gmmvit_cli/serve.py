@@ -113,7 +113,7 @@ def serve(
         raise InputError(f"{of_gateway[0]} needs --gateway", hint=f"add --gateway, or remove {of_gateway[0]}")
     if path is None and state is None:
         raise InputError("expected a bundle or a repository to serve", hint="type gmmvit serve BUNDLE")
-    from gmmvit_deploy.serving.front.options import DEFAULT_CLASSIFY_PORT
+    from gmmvit_deploy.serving.front.options import CLASSIFY_PATH, DEFAULT_CLASSIFY_PORT
     from gmmvit_deploy.serving.run import serve_path
     from gmmvit_deploy.serving.server import ServerOptions
     from gmmvit_deploy.serving.server_log import stamped
@@ -147,7 +147,9 @@ def serve(
             print_json(where)
         else:
             ready = f"ready: {service.grpc_url}  {service.http_url}  metrics {service.metrics_url}"
-            ready += f"  classify {classify}" if classify else ""
+            if classify:
+                ready += f"  classify {classify}"
+                ready += "" if gateway else f"  page {classify.removesuffix(CLASSIFY_PATH)}"
             typer.echo(ready + (f"  {server.models.runner}" if server.models.runner else ""))
 
     with shown:

@@ -7,12 +7,12 @@ from typing import Any, Literal, get_args
 
 import typer
 
-from gmmvit_cli.models import model_args_from
-from gmmvit_cli.options import AS_JSON, FORCE, complete_data, normalisation_from, require_output
+from gmmvit_cli.models import model_args_from, presets_in_words
+from gmmvit_cli.options import AS_JSON, FORCE, complete_data, normalisation_from
 from gmmvit_cli.output import print_json, print_table
 from gmmvit_cli.panels import INPUT, MODEL, OUTPUT, Panel, listed, output_option
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.errors import InputError, Refusals
 from gmmvit_deploy.images.data.files import KINDS
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule
 from gmmvit_deploy.models.families import PRESETS
@@ -62,7 +62,10 @@ def train(
     ),
     crop_pct: float = INPUT.option("NUMBER", "timm's crop_pct, as for gmmvit export.", default=1.0),
     preset: str | None = MODEL.option(
-        "NAME", f"Train a network of this package: {', '.join(PRESETS)}.", names=tuple(PRESETS)
+        "NAME",
+        "Train a network of this package, such as vit; '--preset help' lists all.",
+        names=tuple(PRESETS),
+        listing=presets_in_words,
     ),
     model: str | None = MODEL.option("NAME", "Train an architecture of timm, such as test_vit."),
     model_args: Mapping[str, Any] | None = MODEL.option(
@@ -137,13 +140,15 @@ def train(
         raise InputError(
             "--resume continues the run in the folder, and --force replaces the folder", hint="type one of them"
         )
-    if not resume:
-        require_output(out, force=force, instead="add --resume to continue a run")
     from gmmvit_deploy.images.data.open import require_data
 
+    refusals = Refusals()
     for text in filter(None, (data, test)):
-        require_data(text)
-    normalisation = normalisation_from(None, mean, std)
+        with refusals.collected():
+            require_data(text)
+    with refusals.collected():
+        normalisation = normalisation_from(None, mean, std)
+    refusals.raise_all()
     chosen = recipe_from(
         recipe,
         data.partition("#")[0].partition(":")[0],

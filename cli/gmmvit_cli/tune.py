@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import typer
 
-from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME, require_output
+from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, Panel, completion, listed, output_option
 from gmmvit_cli.progress import progress
@@ -52,7 +52,6 @@ def tune(
     Triton server and measures the highest request rate within the latency limit. The command writes the combination
     with the highest rate as a Triton model repository, which also contains all measurements.
     """
-    require_output(out, force=force)
     with progress("tune") as on_progress:
         from gmmvit_deploy.bench.tune import TuneOptions, settings_table
         from gmmvit_deploy.bench.tune import tune as tuned

@@ -41,10 +41,9 @@ def page_of(result: Result) -> str:
             (
                 step["name"],
                 f"{step['ms']:.3f}",
-                f"{step['over_before']:+.3f}" if index else "",
                 ", ".join(f"{name} {ms:.3f}" for name, ms in step["parts"].items()),
             )
-            for index, step in enumerate(result["waterfall"])
+            for step in result["waterfall"]
         ],
         loads=list(map(_load, result["loads"])),
         skipped=result["skipped"],

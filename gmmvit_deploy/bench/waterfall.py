@@ -1,9 +1,9 @@
-"""Measure the time of a single image in each runner, from PyTorch to an HTTP request (the waterfall).
+"""Measure the time of a single image in each runner: PyTorch, exported graph, engine, server over gRPC and over HTTP,
+and a server that also decodes the image (the waterfall).
 
-    PyTorch → exported graph → engine → server over gRPC → server over HTTP → server that also decodes the image
-
-All steps get the same images. A server's statistics divide the time of a request into queue and backend; the rest, such
-as the transport, is ``unexplained``, as is all of it behind a gateway without statistics.
+All get the same images. Runners are alternatives; the parts of a server's request add up. A server's statistics divide
+the time of a request into queue and backend; the rest, such as the transport, is ``unexplained``, as is all of it
+behind a gateway without statistics.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ _QUERIES = 40
 class Step:
     """A step of the waterfall.
 
-    ms: the median time of a request.  over_before: ms more than the step before.
+    ms: the median time of a request.
     parts: part → mean ms in a server, and ``unexplained``; empty for a runner in this process.
     """
 
     name: str
     ms: float
-    over_before: float
     parts: dict[str, float]
 
 
@@ -65,7 +64,7 @@ def waterfall(
     steps: list[Step] = []
     for name, program in programs.items():
         ms, parts = program.medians()
-        steps.append(Step(name=name, ms=ms, over_before=ms - steps[-1].ms if steps else 0.0, parts=parts))
+        steps.append(Step(name=name, ms=ms, parts=parts))
     return steps
 
 

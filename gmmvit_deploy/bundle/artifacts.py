@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gmmvit_deploy.bundle.golden import GoldenSet, golden_from_bytes, preprocessing_problem
 from gmmvit_deploy.errors import READABLE_HINT, BundleError, InputError
+from gmmvit_deploy.files.kinds import refuse_checkpoint
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.constants import ConstantRecord
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
@@ -293,6 +294,7 @@ def open_bundle(path: Path | str) -> Bundle:
 def _read_manifest(path: Path) -> Manifest:
     manifest_path = path / MANIFEST_FILE
     if not manifest_path.is_file():
+        refuse_checkpoint(path)
         problem = "has no manifest.json" if path.is_dir() else "is a file" if path.exists() else "does not exist"
         raise BundleError(f"{path}: expected a bundle, but this path {problem}", hint=_EXPORT)
     try:

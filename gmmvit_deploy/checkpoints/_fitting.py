@@ -152,7 +152,7 @@ def refuse_misfits(file: TensorFile, spec: ModelSpec, origins: TensorOrigins | N
     problems = misfits(spec, {key: tensor for key, tensor in file.tensors.items() if key not in unused}, origins)
     if problems:
         raise MissingTensorError(
-            f"{file.path}: the file ({file.wrapping}) was read as a {spec.description} with {spec.mask} mask, and "
+            f"{file.path}: the file ({file.wrapping}) was read as {spec.title}, and "
             f"{len(problems)} keys do not fit this architecture:{listed(problems)}",
             names=tuple(key for key in (origins or {}).values() if isinstance(key, str) and key not in file.tensors),
             hint=spec.misfit_hint

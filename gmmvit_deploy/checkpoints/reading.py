@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from gmmvit_deploy.checkpoints._wrapping import (
     refuse_choice,
 )
 from gmmvit_deploy.errors import READABLE_HINT, CheckpointError
+from gmmvit_deploy.files.kinds import WEIGHTS_SUFFIXES
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.models.sources.hints import WEIGHTS_KINDS, WeightsKind
 from gmmvit_deploy.models.sources.record import TrainingRecord
@@ -42,6 +44,7 @@ WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
 """Names of the file of the weights in folders of timm, Hugging Face transformers and accelerate."""
 INDEX_FILES = tuple(f"{name}.index.json" for name in WEIGHTS_FILES)
 """Names of the file that names the parts of the weights, in place of a file of `WEIGHTS_FILES`."""
+_HUB_NAME = re.compile(r"(?:hf[-_]hub:|https?:/+(?:hf\.co|huggingface\.co)/)?([\w.-]+/([\w.-]+))")
 IMAGES_METADATA_KEY = "gmmvit_images"
 """Key of the entry with the preprocessing and the class names as JSON, in checkpoints of ``gmmvit train``."""
 WEIGHTS_METADATA_KEY = "gmmvit_weights"
@@ -234,17 +237,28 @@ def require_checkpoint(path: Path) -> None:
             hint=f"{_weights_hint(path)}; if timm builds the model, also type --model and --model-args",
         )
     if not path.exists():
-        if str(path).startswith(("hf-hub:", "hf_hub:", "http:", "https:")):
-            raise CheckpointError(
-                f"{path}: {EXPECTED} on this machine; gmmvit downloads nothing",
-                hint="download the model folder yourself, and give the folder",
-            )
-        raise CheckpointError(f"{path}: {EXPECTED}, but this path does not exist", hint="correct the path")
+        hub = _HUB_NAME.fullmatch(str(path))
+        if hub and path.suffix not in WEIGHTS_SUFFIXES and not path.parent.is_dir():
+            hint = f"type hf download {hub[1]} --local-dir {hub[2]}, then gmmvit export {hub[2]} -o BUNDLE"
+        elif str(path).startswith(("http:", "https:")):
+            hint = "download the file yourself, and give the file"
+        else:
+            raise CheckpointError(f"{path}: {EXPECTED}, but this path does not exist", hint="correct the path")
+        raise CheckpointError(f"{path}: {EXPECTED} on this machine; gmmvit downloads nothing", hint=hint)
 
 
 def _weights_hint(folder: Path) -> str:
     held = next((name for name in (*WEIGHTS_FILES, *INDEX_FILES) if (folder / name).is_file()), None)
     return "give the file of the weights" + (f", {folder / held}" if held else "")
+
+
+def states_model(path: Path) -> bool:
+    """Return whether the head of a file holds the spec of its model, as that of the weights of a bundle does."""
+    try:
+        with path.open("rb") as file:
+            return MODEL_METADATA_KEY.encode() in file.read(1 << 16)
+    except OSError:  # `require_checkpoint` and `read_tensors` say why
+        return False
 
 
 def _looks_like_safetensors(head: bytes, size_bytes: int) -> bool:

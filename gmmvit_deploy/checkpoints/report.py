@@ -26,10 +26,11 @@ def describe_checkpoint(loaded: LoadedCheckpoint) -> dict[str, Any]:
 
 
 def describe_spec(spec: ModelSpec) -> dict[str, Any]:
-    """Return family, mask, number of trainable parameters, multiply-accumulates (MACs) per image, and spec."""
+    """Return title, family, mask, number of trainable parameters, multiply-accumulates (MACs) per image, and spec."""
     with shapes_only():
         parameters = trainable_parameters(model_from_spec(spec))
     return {
+        "model": spec.title,
         "family": spec.family,
         "mask": spec.mask.kind,
         "mask_description": str(spec.mask),

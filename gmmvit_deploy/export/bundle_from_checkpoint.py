@@ -22,7 +22,7 @@ from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.reading import weights_bytes
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
-from gmmvit_deploy.errors import ExportError, InputError, OutputError
+from gmmvit_deploy.errors import ExportError, InputError, OutputError, Refusals
 from gmmvit_deploy.export._numeric_proof import Proven, proven_programs, require_batches
 from gmmvit_deploy.export.golden import golden_from_model
 from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
@@ -32,7 +32,6 @@ from gmmvit_deploy.files.writing import new_folder, require_free, sha256_of_file
 from gmmvit_deploy.graphs.folded import prove_folded
 from gmmvit_deploy.graphs.weights import write_graph
 from gmmvit_deploy.images.names import clean_name
-from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.inference.runner_name import KERNELS_SUFFIX
@@ -53,7 +52,7 @@ _GIB = 2**30
 _STEPS = (
     "read the checkpoint",
     "compute the reference outputs",
-    "fold the masks",
+    "fold what is constant",
     "export to ONNX",
     "compare the runtimes with PyTorch",
 )
@@ -102,16 +101,19 @@ def bundle_from_checkpoint(
     loaded = load_checkpoint(checkpoint, hints)
     trainable_parameters = loaded.trainable_parameters  # before the model is folded in place
     release_memory()
-    typed, family = options, family_of(loaded.spec)
-    options = options.completed(loaded.images, default=family.default_resize)
-    origins = options.origins(loaded.images, typed, family=family.name if family.default_resize else "")
-    image = _image(options, loaded.spec)
+    typed, family, refusals = options, family_of(loaded.spec), Refusals()
     loaded.model.outputs = options.outputs
-    require_outputs(loaded)
-    labels = _fitting_labels(options, loaded.spec) if options.has_logits else ()
-    label_set = LabelSet(labels=labels, task=options.agreed_task, thresholds=options.fitting_thresholds(labels))
-    if calibration is not None:
-        require_images(calibration, image, options.input_kind)
+    with refusals.collected():
+        options = options.completed(loaded.images, default=family.default_resize)
+        image = options.image_spec(loaded.spec)
+        if calibration is not None:
+            require_images(calibration, image, options.input_kind)
+    with refusals.collected():
+        require_outputs(loaded)
+        labels = _fitting_labels(options, loaded.spec) if options.has_logits else ()
+        label_set = LabelSet(labels=labels, task=options.agreed_task, thresholds=options.fitting_thresholds(labels))
+    refusals.raise_all()
+    origins = options.origins(loaded.images, typed, family=family.name if family.default_resize else "")
     with new_folder(out, force=force) as folder:
         begin(1)
         golden, noises = golden_from_model(loaded.model, options.input_kind, image)
@@ -241,20 +243,6 @@ def _fitting_labels(options: ExportOptions, spec: ModelSpec) -> tuple[str, ...]:
             hint="type --labels with a file that has the label of each class on a line, in the order of the index",
         )
     return tuple(clean_name(label, options.labels_source) for label in labels)
-
-
-def _image(options: ExportOptions, spec: ModelSpec) -> ImageSpec:
-    """Return the network's `ImageSpec`.  options: completed.  Errors: InputError when mean or std does not fit."""
-    height, width = spec.image_shape
-    return ImageSpec(
-        height=height,
-        width=width,
-        channels=spec.channels,
-        mean=options.mean,
-        std=options.std,
-        resize=options.resize or "stretch-bilinear",
-        crop_pct=1.0 if options.crop_pct is None else options.crop_pct,
-    )
 
 
 def _output_records(golden: GoldenSet) -> tuple[OutputRecord, ...]:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from gmmvit_deploy.bundle.artifacts import InputKind
-from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.checkpoints.reading import states_model
+from gmmvit_deploy.errors import InputError, Refusals
 from gmmvit_deploy.images.names import clean_name, shown_names
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule, crops, require_crop_pct
+from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.inference.labels import Task, distinct_names
+from gmmvit_deploy.models.sources.hints import LoadHints, own_class_of
 from gmmvit_deploy.models.sources.record import KnownImages
-from gmmvit_deploy.models.specs import OUTPUTS, OutputName
+from gmmvit_deploy.models.sources.shapes import asked_image
+from gmmvit_deploy.models.specs import OUTPUTS, ModelSpec, OutputName
 
 Thresholds = tuple[float, ...] | float | Mapping[str, float]
 """A threshold for each label in the order of the labels, the same threshold for all labels, or label → threshold."""
@@ -25,7 +31,8 @@ class ExportOptions:
     std are required. A graph that takes ``tensor`` (float32) expects normalised images; mean and std are then
     optional, and a server normalises its images with mean and std if given.
     max_batch: the largest batch that the bundle accepts.
-    mean, std: the mean and the standard deviation of each channel, for pixel values scaled to [0, 1].
+    mean, std: the mean and the standard deviation of each channel, for pixel values scaled to [0, 1]; a single number
+    is that of every channel.
     resize: the rule by which the images were resized when the model was evaluated; None is ``stretch-bilinear``.
     crop_pct: the side of the crop divided by the side after resizing, as in `ImageSpec`; None is 1.
     labels: the class names in the order of the class index; with None, the names are the class indices from 0.
@@ -36,7 +43,8 @@ class ExportOptions:
     label that several classes have is written with its index: ``crane (134)``.
     thresholds_source: where the thresholds come from, for messages.
     A value that is None is first taken from the checkpoint, if the checkpoint states the value.
-    Errors: InputError when ``max_batch`` is below 1, or when ``resize`` is not a rule or does not take ``crop_pct``.
+    Errors: InputError when ``max_batch`` is below 1, when ``resize`` does not take ``crop_pct``, or when mean and std
+    are not those of pixel values in [0, 1].
     """
 
     input_kind: InputKind = "pixels"
@@ -83,6 +91,27 @@ class ExportOptions:
             raise InputError(f"--max-batch: expected at least 1, got {self.max_batch}")
         if self.crop_pct is not None and self.resize is not None:
             require_crop_pct("--crop-pct", self.crop_pct, self.resize)
+        if self.mean and self.std:  # a network with more channels takes the only number for all
+            channels = max(len(self.mean), len(self.std))
+            ImageSpec(height=1, width=1, channels=channels, **self._normalisation(channels))
+
+    def image_spec(self, spec: ModelSpec) -> ImageSpec:
+        """Return the `ImageSpec` of a network, by options that are complete.  Errors: InputError when one does not fit.
+
+        A single number of mean or std is that of every channel.
+        """
+        return ImageSpec(
+            height=spec.image_shape[0],
+            width=spec.image_shape[1],
+            channels=spec.channels,
+            resize=self.resize or "stretch-bilinear",
+            crop_pct=1.0 if self.crop_pct is None else self.crop_pct,
+            **self._normalisation(spec.channels),
+        )
+
+    def _normalisation(self, channels: int) -> dict[str, Any]:
+        values = {"mean": self.mean, "std": self.std}
+        return {name: each * channels if each and len(each) == 1 else each for name, each in values.items()}
 
     def fitting_thresholds(self, labels: Sequence[str]) -> tuple[float, ...]:
         """Return the threshold of each label; empty for single-label.
@@ -180,7 +209,7 @@ class ExportOptions:
         )
         if options.input_kind == "pixels":
             missing = [name for name in ("mean", "std") if getattr(options, name) is None]
-            _require_stated(missing, rule is None, known.usual_resize)
+            _require_stated(missing + ["resize"] * (rule is None), known.usual)
         return options
 
     def origins(self, known: KnownImages, typed: ExportOptions, *, family: str = "") -> dict[str, str]:
@@ -203,20 +232,29 @@ class ExportOptions:
         return found
 
 
-def _require_stated(missing: list[str], misses_resize: bool, usual_resize: str) -> None:
-    """Check that the preprocessing is stated.  missing: of mean and std.  usual_resize: of the architecture, or ""."""
-    if not missing and not misses_resize:
+def _require_stated(missing: Sequence[str], usual: Mapping[str, str]) -> None:
+    """Check that the preprocessing is stated.  missing: of mean, std and resize.  usual: as in `KnownImages`."""
+    if not missing:
         return
-    names = [*missing, *(["resize rule"] if misses_resize else [])]
-    options = [f"--{name}" for name in missing]
-    to_type = [f"--dataset NAME, or {' and '.join(options)}"] if missing else []
-    if misses_resize:
-        usual = f", such as {usual_resize}, if the model was evaluated with timm's default" if usual_resize else ""
-        to_type.append(f"--resize METHOD{usual}")
-    methods = f". METHOD: {', '.join(RESIZE_RULES)}" if misses_resize else ""
+    options = [f"--{name}" for name in missing if name != "resize"]
+    to_type = [f"--dataset NAME, or {' and '.join(options)}"] if options else []
+    to_type += ["--resize METHOD"] if "resize" in missing else []
+    methods = f". METHOD: {', '.join(RESIZE_RULES)}" if "resize" in missing else ""
+    line = " ".join(usual[name] for name in missing if name in usual)
     raise InputError(
         "--input pixels needs the mean and the std of training, and the resize rule of evaluation, because "
-        f"the server prepares the images; the checkpoint does not state the {' and the '.join(names)}",
-        hint=f"add {'; also add '.join(to_type)}; or add --input tensor to prepare the images outside the graph"
-        f"{methods}",
+        "the server prepares the images; the checkpoint does not state the "
+        f"{' and the '.join('resize rule' if name == 'resize' else name for name in missing)}",
+        hint=(f"if training and evaluation had timm's values for this name, add {line}; otherwise " if line else "")
+        + f"add {'; also add '.join(to_type)}; or add --input tensor to prepare the images outside the graph{methods}",
     )
+
+
+def refuse_unstated(checkpoint: Path, hints: LoadHints, options: ExportOptions, refusals: Refusals) -> None:
+    """Collect what ``options`` lack and no checkpoint of the user's own class states, before the file is read."""
+    if own_class_of(hints.model) is None or states_model(checkpoint):
+        return
+    with refusals.collected():
+        asked_image(str(checkpoint), hints, example="--image-size 32 --set channels=3")
+    with refusals.collected():
+        options.completed(KnownImages(), default=None)

@@ -174,6 +174,11 @@ class ModelSpec:
         return self.family
 
     @property
+    def title(self) -> str:
+        """The architecture and its mask, if it has one, for reports."""
+        return self.description if self.mask.kind == "plain" else f"{self.description}, {self.mask} mask"
+
+    @property
     def misfit_hint(self) -> str:
         """What to do if the tensors of a file do not fit the architecture; empty for the general hint."""
         return ""

@@ -18,7 +18,7 @@ def described_bundle(bundle: Bundle) -> dict[str, Any]:
         "sha256": bundle.sha256,
         "onnx_sha256": manifest.files[bundle.onnx_path.name],
         "checkpoint": dict(manifest.checkpoint),
-        "model": f"{manifest.spec.family}, {manifest.spec.mask}{resizing}",
+        "model": f"{manifest.spec.title}{resizing}",
         "input": manifest.input_kind,
         "exported_with": dict(manifest.versions),
     }

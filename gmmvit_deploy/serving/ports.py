@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-from gmmvit_deploy.errors import ServerError
+from gmmvit_deploy.errors import Refusals, ServerError
 
 _WITH_OPTION = ("HTTP", "gRPC", "metrics", "classify")
 """The services whose port an option of the command line gives."""
@@ -17,11 +17,23 @@ def free_ports(services: Mapping[str, tuple[str, int]]) -> tuple[int, ...]:
     """Return the port of each service; a free port for 0.
 
     services: name of the service, as in the option ``--NAME-port`` → (address to listen on, port).
-    Errors: ServerError when a port cannot be opened.
+    Errors: ServerError that names every port that cannot be opened.
     """
     with ExitStack() as opened:
-        listeners = [opened.enter_context(listening_socket(*where, name)) for name, where in services.items()]
+        listeners = [opened.enter_context(listener) for listener in listening_sockets(services).values()]
         return tuple(listener.getsockname()[1] for listener in listeners)
+
+
+def listening_sockets(services: Mapping[str, tuple[str, int]], *, option: str = "--host") -> dict[str, socket.socket]:
+    """Listen on the port of each service.  services, errors: as for `free_ports`; option: as for `listening_socket`."""
+    refusals, listeners = Refusals(), {}
+    with ExitStack() as opened:
+        for name, (host, port) in services.items():
+            with refusals.collected():
+                listeners[name] = opened.enter_context(listening_socket(host, port, name, option=option))
+        refusals.raise_all()
+        opened.pop_all()
+    return listeners
 
 
 def listening_socket(host: str, port: int, service: str, *, option: str = "--host") -> socket.socket:

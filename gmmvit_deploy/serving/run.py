@@ -66,6 +66,13 @@ def serve_path(
     bundle = _bundle_of(path, runner=runner, request_pixels=request_pixels)
     service = Service(options, gateway, classify_port=classify_port, on_gateway_line=on_gateway_line)
     with service, temporary_folder("repository") as folder:
+        if gateway is None:
+            manifest = bundle.manifest if bundle is not None else None
+            service.require_ports(
+                classifies=manifest.has_logits and manifest.image.normalisation is not None
+                if manifest is not None
+                else read_models(path).classifies
+            )
         install = find_server(tritonserver, on_progress=on_progress)  # after the checks, because it may download it
         made = BundleServers(
             install, service.server_options, runner, request_pixels, on_note=on_note, on_log_line=on_log_line

@@ -13,6 +13,7 @@ from typing import Any
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.files.kinds import refuse_checkpoint
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.serving.gateway.options import HealthCheck
 from gmmvit_deploy.serving.model_configs import IMAGE_INPUT, answers_labels, model_configs
@@ -90,6 +91,7 @@ def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
     if not configs:
         if not path.exists():
             raise RepositoryError(f"{path}: no such folder", hint="type the path of a bundle or of a repository")
+        refuse_checkpoint(path)
         raise RepositoryError(
             f"{path}: expected a bundle or a model repository, but there is no MODEL/config.pbtxt in this folder",
             hint="type gmmvit export CHECKPOINT -o BUNDLE to write a bundle, and give the bundle; or type gmmvit "

@@ -28,7 +28,7 @@ from gmmvit_deploy.serving.front.options import (
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.gateway.gateway import Gateway, behind_gateway
 from gmmvit_deploy.serving.gateway.options import BLUE, GatewaySettings, is_loopback
-from gmmvit_deploy.serving.ports import listening_socket
+from gmmvit_deploy.serving.ports import free_ports, listening_socket
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
 _LOOPBACK = "127.0.0.1"
@@ -184,6 +184,25 @@ class Service:
             raise ServerError("the service has no server; it is starting")
         return self.replica
 
+    def require_ports(self, *, classifies: bool) -> None:
+        """Check the ports of a service without a gateway, before the work of its start.  Errors: as for `free_ports`.
+
+        classifies: True if the server has a model for the front.
+        """
+        options = self._options
+        services = {
+            "HTTP": (options.host, options.http_port),
+            "gRPC": (options.host, options.grpc_port),
+            "metrics": (options.host, options.metrics_port),
+        }
+        if classifies and self._classify_port is not None:
+            services["classify"] = (self._classify_host, self._classify_port)
+        free_ports(services)
+
+    @property
+    def _classify_host(self) -> str:
+        return self._options.host if is_loopback(self._options.host) else _LOOPBACK
+
     @property
     def http_url(self) -> str:
         return (self.gateway or self.server).http_url
@@ -264,8 +283,7 @@ class Service:
             why = "the model has no classes, only features" if server.models.ensemble else _NO_IMAGES
             self.note(f"{_NOT_OFFERED}: {why}")
             return None
-        host = self._options.host if is_loopback(self._options.host) else _LOOPBACK
-        return self._opened.enter_context(listening_socket(host, self._classify_port, "classify"))
+        return self._opened.enter_context(listening_socket(self._classify_host, self._classify_port, "classify"))
 
     def run(self, stopped: Callable[[], bool]) -> None:
         """Watch all parts until ``stopped`` returns True.  Errors: ServerError when a part does not stay alive."""

@@ -497,9 +497,9 @@ EXPORTS = {
     "labels without logits": Export(file_and(*NAMES), {**GMM, "--labels": "names.txt", "--outputs": "features"}),
     "mean and std up to 255": Export(golden("vit_gmm.pth"), {"--mean": "123.7,116.3,103.5", "--std": "58.4,57.1,57.4"}),
     "std up to 255": Export(golden("vit_gmm.pth"), {"--mean": "0.485,0.456,0.406", "--std": "58.4,57.1,57.4"}),
-    "mean of one channel": Export(
+    "mean of two channels": Export(
         golden("vit_gmm.pth"),
-        {"--mean": "0.5", "--std": "0.5"},
+        {"--mean": "0.5,0.5", "--std": "0.5,0.5"},
         ("--mean and --std with the values of training", "--mean 0.5,0.4,0.3 --std 0.2,0.2,0.2"),
     ),
     "mean without std": Export(golden("vit_gmm.pth"), {"--mean": "0.5,0.5,0.5"}),

@@ -48,12 +48,6 @@ def test_file_without_checksums(tmp_path: Path) -> None:
     assert read_tensors(tmp_path / "a.pth").tensors["a"][50] == 50
 
 
-@pytest.mark.parametrize("name", ["hf-hub:timm/vit", "https:/example.org/model.pth"])
-def test_address_in_place_of_a_path(name: str) -> None:
-    with pytest.raises(CheckpointError, match="gmmvit downloads nothing"):
-        require_checkpoint(Path(name))
-
-
 def test_bundle_in_place_of_a_checkpoint(bundle: Bundle) -> None:
     with pytest.raises(CheckpointError, match="this path is a bundle") as caught:
         require_checkpoint(bundle.path)

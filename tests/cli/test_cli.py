@@ -16,6 +16,9 @@ import torch
 from gmmvit_cli.options import labels_from, normalisation_from
 from gmmvit_cli.output import print_json
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.export.options import ExportOptions
+from gmmvit_deploy.models.families.vit import VIT
+from gmmvit_deploy.models.specs import MaskSpec
 from tests.checkpoints.test_hostile_files import Calls
 from tests.checkpoints.test_loading import released_state
 from tests.cli.terminal import Gmmvit, done, gmmvit_here, refused, without_progress
@@ -130,7 +133,7 @@ def test_classify_names_the_bad_file_and_answers_the_others(gmmvit: Gmmvit, bund
     assert "a.png: " in answer.stdout
     assert f"Error: {tmp_path / 'b.png'}: the file is not a JPEG" in answer.stderr
     assert "Error: nowhere.png: no such file or folder" in answer.stderr
-    assert "hint: 2 of 3 files were not classified" in answer.stderr
+    assert "hint: 2 of 3 files could not be classified" in answer.stderr
     answered = json.loads(gmmvit("classify", "nowhere.png", tmp_path, "--bundle", bundle.path, "--json").stdout)
     assert [Path(answer["path"]).name for answer in answered if answer["error"]] == ["b.png", "nowhere.png"]
     refused(
@@ -165,9 +168,10 @@ def test_bad_checkpoints_are_refused_and_leave_no_files(
     ("arguments", "message"),
     [
         ((), "--input pixels needs the mean and the std of training"),
+        (("--labels", "a,b"), "2 errors:"),
         (("--dataset", "cifar100"), "--dataset cifar100: expected 10 labels, one for each class of the model, got 100"),
         (("--mean", "0.5,0.5,0.5"), "--mean requires --std"),
-        (("--mean", "0.5", "--std", "0.5", *LABELS), "image mean: expected 3 numbers"),
+        (("--mean", "0.5,0.5", "--std", "0.5", *LABELS), "image mean: expected 3 numbers"),
         (("--mean", "a,b,c", "--std", "1,1,1"), "a number for each channel"),
         (("--mean", "nan,0,0", "--std", "1,1,1", *LABELS), "finite"),
         ((*CIFAR, "--mean", "0,0,0"), "--dataset excludes --mean and --std"),
@@ -185,6 +189,12 @@ def test_mean_and_std_with_spaces_or_commas() -> None:
     for between in (" ", ","):
         read = normalisation_from(None, between.join(["0.5", "0.4", "0.3"]), between.join(["1", "1", "2"]))
         assert (read.mean, read.std) == ((0.5, 0.4, 0.3), (1.0, 1.0, 2.0))
+
+
+def test_one_mean_is_that_of_every_channel() -> None:
+    read = normalisation_from(None, "0.5", "0.2")
+    image = ExportOptions(mean=read.mean, std=read.std).image_spec(VIT.small(MaskSpec()))
+    assert (image.channels, image.mean, image.std) == (3, (0.5,) * 3, (0.2,) * 3)
 
 
 @pytest.mark.parametrize("url", ["grpc://127.0.0.1:9", "ftp://host"])

@@ -19,7 +19,9 @@ from gmmvit_cli.main import app
 from gmmvit_cli.panels import GENERAL
 from gmmvit_deploy.images.data import open as data_open
 from gmmvit_deploy.images.data.files import KINDS
-from tests.cli.terminal import gmmvit_here
+from gmmvit_deploy.models.families import PRESETS
+from gmmvit_deploy.models.sources.hints import SETTINGS
+from tests.cli.terminal import done, gmmvit_here
 
 WIDTH = 80
 GROUP: Any = typer.main.get_command(app)
@@ -75,7 +77,7 @@ class TestEveryCommand:
         headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
         assert "\x1b" not in text  # the same with a terminal of colours
         assert {"--json", "--quiet", "--verbose"} <= {option for p in COMMANDS[name].params for option in p.opts}
-        assert headings[-2:] == [f"{GENERAL.title}:", "Example:"]
+        assert (headings[0], headings[-1]) == ("Example:", f"{GENERAL.title}:")
         assert len(headings) >= 3
 
     def test_examples_can_be_typed(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,11 +88,23 @@ class TestEveryCommand:
         monkeypatch.chdir(tmp_path)
         lines = import_module(f"gmmvit_cli.{name}").EXAMPLE.splitlines()
         assert lines
-        for line in lines:
+        for line in (line for line in lines if not line.startswith("# ")):
             assert len(line) <= WIDTH * 2
             gmmvit, command, *arguments = shlex.split(line)
             assert (gmmvit, command) == ("gmmvit", name)
+            arguments += ["--force"] * any(param.name == "out" for param in COMMANDS[name].params)  # bundle exists
             COMMANDS[name].make_context(name, arguments)
+
+
+def test_export_shows_the_ways_in_before_its_options_and_lists_only_when_asked() -> None:
+    text = gmmvit_here("export", "--help", columns=WIDTH).out
+    ways = [text.index(name) for name in ("your own training", "# timm", "# Hugging Face")]
+    assert [*ways, text.index("\nInput:")] == sorted([*ways, text.index("\nInput:")])
+    assert len(text.splitlines()) < 150
+    for option, names in (("--set", SETTINGS), ("--preset", PRESETS)):
+        listed = done(gmmvit_here("export", option, "help")).out
+        assert all(name in listed for name in names)
+        assert sum(name in text for name in names) < len(names) / 2
 
 
 def test_the_light_list_of_data_is_that_of_the_readers() -> None:

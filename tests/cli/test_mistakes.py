@@ -48,12 +48,16 @@ def test_what_the_command_line_cannot_read(command: str, message: str, hint: str
         ("bench nowhere --synthetic --seconds nan", "--seconds: expected a number, got nan"),
         ("build nowhere --flavor none", "--flavor: expected auto, tensorrt or tensorrt-rtx, got 'none'"),
         ("export nowhere -o new --precision fp32,fp64", "precision 'fp64' is not known"),
+        ("export https://example.org/model.pth -o new", "gmmvit downloads nothing"),
         ("export nowhere -o new --set heads", "--set heads: expected NAME=VALUE"),
         ("export nowhere -o new --model-args {", "--model-args: expected JSON, got '{'"),
         ("parity nowhere --runner eager,none", "runner 'none' is not known"),
         ("pack nowhere --runner eager", "--runner eager: this command cannot use this runner"),
         ("tune nowhere --bound-ms 1 --runner none", "runner 'none' is not known"),
         ("optimize nowhere --data none:x", "data 'none:x': expected a kind of data"),
+        ("bench nowhere --data folder:vall", "vall: no such file or folder"),
+        ("bench nowhere --data mnist:vall", "vall: no such file or folder"),
+        ("bench nowhere --data vall", "an .npz or an .npy; vall does not exist"),
         ("manifests nowhere --replicas 2", "--replicas: expected MIN:MAX, such as 2:10, got '2'"),
         ("gateway . --keys no-such-file", "--keys no-such-file: no such file or folder"),
         ("bench --compare no-such-file other", "no-such-file"),
@@ -63,6 +67,30 @@ def test_what_the_command_line_cannot_read(command: str, message: str, hint: str
 def test_a_value_that_cannot_be(command: str, message: str, tmp_path: Path) -> None:
     refused(gmmvit_here(*command.split()), message)
     assert list(tmp_path.iterdir()) == []
+
+
+OWN_CLASS = "export w.pth -o new --model n.py:Net"
+
+
+@pytest.mark.parametrize(
+    ("command", "messages"),
+    [
+        ("export x -o w.pth --precision fp64 --resize none", ["w.pth exists", "'fp64' is not", "--resize: expected"]),
+        ("export nowhere -o new --mean 1", ["nowhere: expected a PyTorch checkpoint", "--mean requires --std"]),
+        (OWN_CLASS, ["the size and the channels", "the mean and the std and the resize rule"]),
+        (f"{OWN_CLASS} --labels no.txt --thresholds no.txt", ["--labels no.txt", "--thresholds no.txt"]),
+        (f"{OWN_CLASS} --mean 127 --std 60 --precision fp8", ["0.498039", "fp8 needs calibration images"]),
+        (
+            "optimize nowhere --data folder:no --calibration no --report w.pth",
+            ["w.html", "no: no such", "pattern", "nowhere"],
+        ),
+    ],
+)
+def test_all_mistakes_are_named_at_once(command: str, messages: list[str], tmp_path: Path) -> None:
+    (tmp_path / "w.pth").touch()
+    error, hint = refused(gmmvit_here(*command.split()), f"{len(messages)} errors:\n- ", *messages)
+    assert error.count("\n- ") == len(messages)
+    assert hint == "correct all of them"
 
 
 @pytest.mark.parametrize(
@@ -93,6 +121,24 @@ class TestInputs:
         refused(gmmvit_here(*command.split(), "file", *images), "file")
 
 
+@pytest.mark.parametrize("command", ["serve", "parity", "gateway --keys w.pth", "convert --precision fp16"])
+def test_a_checkpoint_in_place_of_a_bundle(command: str, tmp_path: Path) -> None:
+    (tmp_path / "w.pth").touch()
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub/config.json").write_text("{}")
+    for name in ("w.pth", "hub"):
+        _, hint = refused(gmmvit_here(*command.split(), name), f"{name}: expected a bundle, got a checkpoint")
+        assert hint == f"type gmmvit export {name} -o BUNDLE, then give BUNDLE"
+
+
+@pytest.mark.parametrize(
+    "name", ["google/vit-base", "hf-hub:google/vit-base", "https://huggingface.co/google/vit-base"]
+)
+def test_a_name_of_the_hub_in_place_of_a_folder(name: str) -> None:
+    _, hint = refused(gmmvit_here("export", name, "-o", "new"), "gmmvit downloads nothing")
+    assert hint == "type hf download google/vit-base --local-dir vit-base, then gmmvit export vit-base -o BUNDLE"
+
+
 @pytest.mark.parametrize(
     "command",
     ["pack nowhere --output", "bench nowhere --synthetic --output", "parity nowhere --report"],
@@ -104,8 +150,9 @@ def test_an_output_that_exists_is_kept(command: str, tmp_path: Path) -> None:
     assert [(path.name, path.read_text()) for path in tmp_path.rglob("*")] == [("taken.html", "precious")]
 
 
-def test_the_hint_of_a_wrong_value_names_no_other_option() -> None:
-    _, hint = refused(gmmvit_here("export", "nowhere", "-o", "new", "--set", "heads=0"), "--set heads")
+def test_the_hint_of_a_wrong_value_names_no_other_option(tmp_path: Path) -> None:
+    (tmp_path / "w.pth").touch()
+    _, hint = refused(gmmvit_here("export", "w.pth", "-o", "new", "--set", "heads=0"), "--set heads")
     assert hint == "type gmmvit export --help to read what each option means"
 
 

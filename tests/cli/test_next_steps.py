@@ -30,7 +30,7 @@ def wrong(*arguments: str | Path) -> tuple[str, str]:
 )
 def test_export_asks_for_the_resize_rule(name: str, options: tuple[str, ...], tmp_path: Path) -> None:
     """The help of --resize names the families that need no rule, and the page of the family mentions the option."""
-    stated = ("--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.5", "--labels", "a,b")
+    stated = ("--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.5")
     message, hint = wrong("export", golden(name).path, "-o", tmp_path / "bundle", *stated, *options)
     assert message.endswith("the checkpoint does not state the resize rule")
     assert hint.startswith("add --resize METHOD; or add --input tensor")

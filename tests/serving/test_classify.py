@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -23,6 +23,7 @@ from gmmvit_deploy.serving.front._app import front_app
 from gmmvit_deploy.serving.front.options import FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
+from tests.cli.terminal import gmmvit_here, refused
 from tests.inference.test_preprocess import encoded, photo
 from tests.serving.commands import Serve, kinds_of, metric_values
 
@@ -112,16 +113,15 @@ def test_a_client_that_sends_too_slowly_loses_its_connection(what: str, monkeypa
     assert asyncio.run(closed()) == b""
 
 
-def test_a_port_in_use_names_the_option(repository: Repository, gmmvit: Callable[..., Any]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        free = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
-        answer = gmmvit("serve", repository.path, *free, "--classify-port", port)
-    assert answer.returncode == 1
-    assert f"classify port {port} on 127.0.0.1 cannot be opened" in answer.stderr
-    assert "--classify-port" in answer.stderr
+def test_every_port_in_use_is_named_with_its_option(repository: Repository) -> None:
+    with contextlib.ExitStack() as opened:
+        taken = [opened.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(4)]
+        ports = dict(zip(("HTTP", "gRPC", "metrics", "classify"), taken, strict=True))
+        options = [word for name, port in ports.items() for word in (f"--{name.lower()}-port", str(port))]
+        error, _ = refused(gmmvit_here("serve", repository.path, *options))
+    for name, port in ports.items():
+        assert f"{name} port {port} on 127.0.0.1 cannot be opened" in error
+        assert f"another port with --{name.lower()}-port" in error
 
 
 @pytest.mark.nightly

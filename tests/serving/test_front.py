@@ -113,6 +113,10 @@ class TestAnswers:
         assert (answer.status_code, answer.json()) == (200, {"ready": True})
 
 
+def curl(body: bytes) -> dict[str, Any]:
+    return {"content": body, "headers": {**KEY, "content-type": "application/x-www-form-urlencoded"}}
+
+
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "another path": ({"path": "/v2/logging", "content": b"{}"}, 404, "send images with POST to /classify"),
     "another method": ({"method": "GET"}, 405, "GET: this path takes only POST"),
@@ -138,7 +142,10 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
         400,
         "the images of the request have 245000000 pixels; the maximum is 200000000 pixels in a request",
     ),
-    "field": ({"files": {"image": IMAGES[0]}, "data": {"top": "3"}}, 400, "part 0 ('top'): expected a file, got a fie"),
+    "field": ({"files": {"image": IMAGES[0]}, "data": {"top": "3"}}, 400, "write top into the address"),
+    "-F without @": ({"files": {"image": (None, b"photo.jpg")}}, 400, "did you mean curl -F image=@photo.jpg?"),
+    "--data-binary without @": (curl(b"photo.jpg"), 400, "the text 'photo.jpg'; did you mean curl --data-binary @pho"),
+    "-d": (curl(IMAGES[0].translate(None, b"\0\r\n")), 400, "line breaks; did you mean curl --data-binary @photo.jpg?"),
     "no boundary": ({"content": b"a", "headers": {**KEY, "content-type": "multipart/form-data"}}, 400, "a boundary"),
     "wrong boundary": (
         {"content": b"--b\r\n\r\n", "headers": {**KEY, "content-type": "multipart/form-data; boundary=a"}},

@@ -181,15 +181,6 @@ class TestStarting:
         finally:
             server.stop()
 
-    @pytest.mark.parametrize("service", ["http_port", "grpc_port", "metrics_port"])
-    def test_a_port_in_use(self, service: str, server: Running, repository: Repository) -> None:
-        taken = getattr(server, service)
-        with pytest.raises(
-            ServerError, match=rf"port {taken} on 127\.0\.0\.1 cannot be opened: Address already in use"
-        ) as e:
-            self.start(repository.path, **{service: taken})
-        assert f"--{service.replace('_', '-').split('-')[0]}-port" in e.value.hint
-
     @pytest.mark.nightly
     def test_a_network_that_does_not_load(self, repository: Repository, tmp_path: Path) -> None:
         broken = tmp_path / "models"

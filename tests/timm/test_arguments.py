@@ -227,15 +227,17 @@ def test_crop_pct_of_the_file_can_be_replaced() -> None:
     assert ExportOptions(crop_pct=1.0).completed(known).crop_pct == 1.0
 
 
-def test_resize_rule_of_a_state_dict_is_asked_for(tmp_path: Path) -> None:
+def test_preprocessing_of_a_state_dict_is_asked_for(tmp_path: Path) -> None:
     torch.save(timm.create_model("test_vit2", num_classes=5).state_dict(), tmp_path / "bare.pth")
     known = load_checkpoint(tmp_path / "bare.pth", LoadHints(model="test_vit2")).images
-    usual = "--resize center-bicubic --crop-pct 0.95"
-    assert known == KnownImages(usual_resize=usual)
+    numbers, rule = "--mean 0.5,0.5,0.5 --std 0.5,0.5,0.5", "--resize center-bicubic --crop-pct 0.95"
+    with pytest.raises(InputError, match="the mean and the std and the resize rule") as caught:
+        ExportOptions().completed(known, default=None)
+    assert f"had timm's values for this name, add {numbers} {rule}; otherwise add " in caught.value.hint
     stated: dict[str, Any] = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "labels": tuple("abcde")}
     with pytest.raises(InputError, match="does not state the resize rule") as caught:
         ExportOptions(**stated).completed(known, default=None)
-    assert f"add --resize METHOD, such as {usual}" in caught.value.hint
+    assert f"add {rule}; otherwise add --resize METHOD" in caught.value.hint
     assert ExportOptions(**stated, resize="center-bicubic").completed(known, default=None)
     assert ExportOptions(input_kind="tensor").completed(known, default=None)
     assert ExportOptions(mean=(0.5,), std=(0.5,), resize="center-bicubic").completed(known, default=None)

@@ -42,6 +42,7 @@ def is_named(text: str) -> bool:
 
 def open_data(text: str, *, split: str = "test") -> Images:
     """Open the data of a text ``kind:path#split``.  split: if the text names none.  Errors: InputError."""
+    require_data(text)
     kind, path, named = _parts(text)
     return _READERS[kind](path, named or split)
 
@@ -87,7 +88,8 @@ def _kind_of_path(text: str, path: Path) -> str:
         return "folder"
     if path.suffix.lower() in (".npz", ".npy"):
         return "array"
+    missing = "" if ":" in text or path.exists() else f"; {path} does not exist"
     raise InputError(
-        f"data {text!r}: expected a kind of data such as digits or cifar10:PATH, a folder, an .npz or an .npy",
+        f"data {text!r}: expected a kind of data such as digits or cifar10:PATH, a folder, an .npz or an .npy{missing}",
         hint=f"type {KINDS[-1]}, or KIND:PATH, where KIND is one of {', '.join(KINDS[:-1])}",
     )

@@ -93,7 +93,7 @@ class KnownImages:
     mean, std: a number for each channel, for pixel values scaled to [0, 1].
     resize, crop_pct: the resize rule, and the share of the resized image that the centre crop keeps.
     labels: the class names in the order of the class index.  task_evidence: the file with its statement, for messages.
-    usual_resize: the options of ``gmmvit export`` for the default resize rule of the architecture, for hints.
+    usual: field → the option of ``gmmvit export`` that states timm's value of the architecture, for hints.
     origins: name of a field → where its value comes from, such as ``mean of args``.
     """
 
@@ -104,5 +104,5 @@ class KnownImages:
     labels: tuple[str, ...] | None = None
     task: Task | None = None
     task_evidence: str = ""
-    usual_resize: str = ""
+    usual: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)

@@ -44,7 +44,7 @@ def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -
             hint="type --report FILE.html for a page with the audit, the sizes of the model, the other steps on "
             "the attention scores, the memories, and the patch and position embeddings",
         )
-    title = f"{loaded.file.path.name}: {loaded.spec.family}, {loaded.spec.mask}"
+    title = f"{loaded.file.path.name}: {loaded.spec.title}"
     with new_file(path, force=force) as file:
         page = suffix == ".html"
         file.write(page_of(loaded, layers, described, drawings).encode() if page else png(sheet(layers, title=title)))
@@ -58,7 +58,7 @@ def page_of(
     """Return the page as HTML.  described, drawings: of `describe_checkpoint` and `drawings_of`."""
     return rendered(
         "reports/templates/checkpoint.html",
-        title=f"{loaded.file.path.name}: masks, steps and embeddings of a {loaded.spec.family}",
+        title=f"{loaded.file.path.name}: masks, steps and embeddings of {loaded.spec.description}",
         summary=_verdict(described),
         model=_model(described),
         audit=[
@@ -79,15 +79,14 @@ def _verdict(described: Mapping[str, Any]) -> Summary:
     outcome: Outcome = "failed" if errors else "undecided" if warnings else "passed"
     words = {"failed": "UNUSABLE", "undecided": "WARNINGS", "passed": "NO WARNINGS", "skipped": ""}
     count = len(errors) + len(warnings)
-    model = f"a model of the family {described['family']} (mask: {described['mask_description']})"
     if outcome == "passed":
-        sentence = f"The file holds {model}. Every key is used or known to be unused, and the audit has no warnings."
+        sentence = "Every key is used or known to be unused, and the audit has no warnings."
     else:
-        sentence = f"The file holds {model}. Examine {count} finding{'s' * (count > 1)} of the audit before the export."
+        sentence = f"Examine {count} finding{'s' * (count > 1)} of the audit before the export."
     return Summary(
         outcome=outcome,
         word=words[outcome],
-        sentence=sentence,
+        sentence=f"The file holds {described['model']}. {sentence}",
         changes=(
             *(f"{finding['where']}: {finding['what']}" for finding in (*errors, *warnings)),
             *_other_options(described),
@@ -110,7 +109,7 @@ def _other_options(described: Mapping[str, Any]) -> tuple[str, ...]:
 def _model(described: Mapping[str, Any]) -> dict[str, str]:
     sizes = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in described["spec"].items() if k not in ("family", "mask"))
     return {
-        "mask": described["mask_description"],
+        "model": described["model"],
         "sizes": sizes,
         "trainable parameters": f"{described['trainable_parameters']:,}",
         "multiply-accumulates": f"{described['macs'] / 1e6:,.1f} million per image",

@@ -18,8 +18,10 @@ from starlette.requests import ClientDisconnect, Request
 from gmmvit_deploy.serving.front.options import RETRY_AFTER_S
 
 MULTIPART = "multipart/form-data"
-_IMAGES = ("application/octet-stream", "application/x-www-form-urlencoded")
-"""Types of a body that is an image, besides image/*. curl names the second type for --data-binary."""
+_OF_CURL = "application/x-www-form-urlencoded"
+"""The type that curl names for --data-binary, and for -d, which removes line breaks and zero bytes of a file."""
+_IMAGES = ("application/octet-stream", _OF_CURL)
+"""Types of a body that is an image, besides image/*."""
 
 
 class Refusal(Exception):  # noqa: N818 - a refused request is no error of the front
@@ -107,6 +109,9 @@ async def receive_body(request: Request, length: int, timeout_s: float) -> bytes
         raise Refusal(400, "the client closed the connection before the end of the body") from exc
     if len(body) != length:
         raise Refusal(400, f"the body has {len(body)} bytes, expected the {length} of the header Content-Length")
+    if request.headers.get("content-type") == _OF_CURL and body and not any(byte in body for byte in b"\0\r\n"):
+        what = f"the text {body.decode()!r}" if body.isascii() and len(body) < 200 else "a file without its line breaks"
+        raise Refusal(400, f"expected an image, got {what}; did you mean curl --data-binary @photo.jpg?")
     return body
 
 
@@ -183,7 +188,11 @@ class _Parts:
         _, options = parse_options_header(self._disposition)
         if b"filename" not in options:
             name = options.get(b"name", b"").decode("utf-8", errors="replace")[:40]
-            raise Refusal(400, f"part {len(self.images)} ({name!r}): expected a file, got a field without a file name")
+            meant = "write top into the address, as in /classify?top=3"
+            if name != "top":
+                meant = f"did you mean curl -F {name}=@photo.jpg?"
+            got = "got a field without a file name"
+            raise Refusal(400, f"part {len(self.images)} ({name!r}): expected a file, {got}; {meant}")
 
     def _complete(self) -> None:
         self.complete = True

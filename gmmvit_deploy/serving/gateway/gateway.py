@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import secrets
 import signal
-import socket
 import ssl
 import threading
 import time
@@ -27,7 +26,7 @@ from gmmvit_deploy.serving.gateway.files import gateway_options, options_for, tl
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy
 from gmmvit_deploy.serving.gateway.options import Front, GatewayOptions, GatewaySettings
 from gmmvit_deploy.serving.gateway.upstreams import Upstreams, first_upstreams
-from gmmvit_deploy.serving.ports import listening_socket
+from gmmvit_deploy.serving.ports import listening_sockets
 from gmmvit_deploy.serving.processes import Restarts
 from gmmvit_deploy.serving.served_models import ServedModels
 from gmmvit_deploy.serving.server import ADMIN_HEADER, ServerOptions, TritonServer
@@ -94,11 +93,12 @@ class Gateway:
             self._note(f"gateway: other users of this machine can read {settings.keys}; type chmod 600 {settings.keys}")
         # HAProxy inherits the sockets: a port is not lost between the choice of a free port and the start of HAProxy,
         # and connections wait while a HAProxy that has ended is started again.
-        self._listeners: dict[str, socket.socket] = {}
+        ports = {"HTTP": http_port, "gRPC": grpc_port, "metrics": metrics_port}
+        services = {name: (settings.listen, port) for name, port in ports.items()}
+        self._listeners = listening_sockets(services, option="--listen")
         with ExitStack() as opened:
-            for service, port in (("HTTP", http_port), ("gRPC", grpc_port), ("metrics", metrics_port)):
-                listener = listening_socket(settings.listen, port, service, option="--listen")
-                self._listeners[service] = opened.enter_context(listener)
+            for listener in self._listeners.values():
+                opened.enter_context(listener)
             self._log = AccessLog(settings.access_log, self._on_message)
             opened.pop_all()
         self.http_port, self.grpc_port, self.metrics_port = (

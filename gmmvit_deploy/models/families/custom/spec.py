@@ -25,6 +25,10 @@ class CustomSpec(ModelSpec):
     class_name: str
     model_args: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def description(self) -> str:
+        return f"{self.class_name} of {self.code_file}"
+
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
         require(self.mask.kind == "plain", "a model of a user's own class has no mask that this project knows")

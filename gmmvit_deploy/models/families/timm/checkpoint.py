@@ -253,13 +253,20 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> KnownImage
                 resolved[field] = (sum(resolved[field]) / len(resolved[field]),) * spec.channels
         origins = {field: f"{key} of args" if args.get(key) else default_origin(name) for field, key in _FIELDS.items()}
         return replace(_from_data_config(shapes.source, spec.channels, resolved, {}), origins=origins)
-    return KnownImages(usual_resize=_default_resize(shapes, hints))
+    return KnownImages(usual=_usual_options(shapes, hints, spec))
 
 
-def _default_resize(shapes: Shapes, hints: LoadHints) -> str:
+def _usual_options(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> Mapping[str, str]:
     resolved = _resolved(shapes.source, {}, default_cfg(name_of(shapes, hints)[0]))
     rule, crop_pct = f"{resolved['crop_mode']}-{resolved['interpolation']}", resolved["crop_pct"]
-    return f"--resize {rule} --crop-pct {crop_pct:g}" if rule in RESIZE_RULES and crop_pct <= 1 else ""
+    options = {
+        name: f"--{name} {','.join(map(str, resolved[name]))}"
+        for name in ("mean", "std")
+        if len(resolved[name]) == spec.channels
+    }
+    if rule in RESIZE_RULES and crop_pct <= 1:
+        options["resize"] = f"--resize {rule} --crop-pct {crop_pct:g}"
+    return options
 
 
 def _resolved(source: str, args: Mapping[str, Any], cfg: Mapping[str, Any]) -> Mapping[str, Any]:
