@@ -4,7 +4,8 @@ Every batch has the same size and the same images in the same places, whatever w
 an image that cannot be decoded, and after the last image, the network gets black pixels. With the same program on the
 same kind of processor, the rows of a shard are therefore always the same, bit for bit.
 
-Until a shard is complete, its rows are kept after every `KEEP_EVERY_S` of work, so that an interruption loses no more.
+Until a shard is complete, its rows are kept in files of their own, after `_ROW_GROUP` rows or `KEEP_EVERY_S` of work,
+whichever is first. The next process continues after them.
 """
 
 from __future__ import annotations
@@ -67,52 +68,38 @@ class ShardProgram:
 
         entries = entries_of(self._storage, self._plan, shard)
         kept = kept_rows(self._storage).get(shard.number, [])
-        batches = chain(self._read(kept), self._computed(shard, entries, kept[-1].end if kept else 0, on_images))
+        start = end = kept[-1].end if kept else 0
+        batches = decoded_batches(
+            self._source.contents(shard.file, entries[start:]),
+            self._image,
+            batch=self._plan.settings.batch,
+            pool=self._pool,
+            threads=self._threads,
+        )
+        fresh, since = [], time.monotonic()
+        for images in batches:
+            fresh.append(self._rows(entries[end : end + len(images)], images))
+            end += len(images)
+            enough = end - start >= _ROW_GROUP or time.monotonic() - since >= self._keep_every_s
+            if enough and end < len(entries):
+                kept.append(Rows(shard=shard.number, start=start, end=end))
+                with self._storage.written(kept[-1].name) as file, pyarrow.ipc.new_stream(file, self._schema) as stream:
+                    stream.write_table(pyarrow.Table.from_batches(fresh))
+                start, fresh, since = end, [], time.monotonic()
+            on_images(len(images))
         with self._storage.written(shard_name(shard.number)) as file:
             writer = parquet.ParquetWriter(file, self._schema)
             waiting: list[Any] = []
-            end = waiting_rows = 0
-            for rows in batches:
+            for rows in chain(self._read(kept), fresh):
                 waiting.append(rows)
-                end, waiting_rows = end + rows.num_rows, waiting_rows + rows.num_rows
-                if waiting_rows >= _ROW_GROUP or end == len(entries):
-                    writer.write_table(pyarrow.Table.from_batches(waiting), row_group_size=waiting_rows)
-                    waiting, waiting_rows = [], 0
+                if sum(each.num_rows for each in waiting) >= _ROW_GROUP:
+                    writer.write_table(pyarrow.Table.from_batches(waiting))
+                    waiting = []
+            if waiting:
+                writer.write_table(pyarrow.Table.from_batches(waiting))
             writer.close()
-        for rows in kept_rows(self._storage).get(shard.number, []):
-            self._storage.remove(rows.name)
-
-    def _read(self, kept: Sequence[Rows]) -> Iterator[Any]:
-        """Yield the kept batches as they were.  Errors: InputError when a file is damaged."""
-        import pyarrow
-
         for rows in kept:
-            with opened_rows(self._storage, rows.name, pyarrow.ipc.open_stream) as batches:
-                yield from batches
-
-    def _computed(
-        self, shard: ShardRecord, entries: Sequence[Entry], start: int, on_images: Callable[[int], None]
-    ) -> Iterator[Any]:
-        """Yield the rows of each batch from ``start`` on, and keep them after every ``keep_every_s`` of work."""
-        import pyarrow
-
-        contents = self._source.contents(shard.file, [*entries[start:]])
-        batches = decoded_batches(
-            contents, self._image, batch=self._plan.settings.batch, pool=self._pool, threads=self._threads
-        )
-        end, fresh, since = start, [], time.monotonic()
-        for images in batches:
-            rows = self._rows(entries[end : end + len(images)], images)
-            fresh.append(rows)
-            end += len(images)
-            if time.monotonic() - since >= self._keep_every_s and end < len(entries):
-                name = Rows(shard=shard.number, start=start, end=end).name
-                with self._storage.written(name) as file, pyarrow.ipc.new_stream(file, self._schema) as writer:
-                    for batch in fresh:
-                        writer.write_batch(batch)
-                start, fresh, since = end, [], time.monotonic()
-            on_images(len(images))
-            yield rows
+            self._storage.remove(rows.name)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
