@@ -17,8 +17,6 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from gmmvit_deploy import export  # imports nothing heavy; can be called
-
 __version__ = "0.1.0"
 
 # Packages that report their use over the network are told not to, before they are imported. Programs that this package
@@ -54,10 +52,12 @@ __all__ = ["export", *_FACE]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "export":  # a package that can be called
+        return import_module(f"{__name__}.export")
     if name not in _FACE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_FACE[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_FACE})
+    return sorted({*globals(), *__all__})

@@ -148,7 +148,7 @@ def classify(
             )
         try:
             with progress("classify") as on_progress:
-                from gmmvit_deploy.bulk.run import classify_source, kept_images, part_from
+                from gmmvit_deploy.bulk.run import classify_source, part_from
 
                 result = classify_source(
                     bundle,
@@ -165,8 +165,10 @@ def classify(
                     on_progress=on_progress,
                 )
         except KeyboardInterrupt:
-            kept, images = kept_images(folder)
-            note(f"interrupted: {folder} keeps {kept:,} of {images:,} images; to continue, type the same command again")
+            from gmmvit_deploy.bulk.run import kept_images
+
+            kept, total = kept_images(folder)
+            note(f"interrupted: {folder} keeps {kept:,} of {total:,} images; to continue, type the same command again")
             raise typer.Exit(130) from None
         _print_bulk(result, folder, accept_broken=accept_broken, as_json=as_json)
         return

@@ -21,6 +21,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.export.options import ExportOptions
 from gmmvit_deploy.files.writing import require_free
+from gmmvit_deploy.images.resize_rules import ResizeRule
 from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.progress import OnProgress, ignore
@@ -36,7 +37,7 @@ def bundle_from_module(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     labels: Sequence[str] | None = None,
-    resize: str = "stretch-bilinear",
+    resize: ResizeRule | None = None,
     model_args: Mapping[str, Any] | None = None,
     precisions: str | Sequence[Precision] = (),
     force: bool = False,
@@ -50,7 +51,8 @@ def bundle_from_module(
     module: takes a float32 batch of normalised images and returns the logits; it is not changed. Its class must be in a
     Python file that can be imported, because other processes build the network again.
     example: a batch of images, float32 (B, channels, size, size), normalised as in training.
-    mean, std, labels, resize: as in `ExportOptions`; the default ``resize`` does not keep the aspect ratio.
+    mean, std, labels, resize: as in `ExportOptions`. A class of one's own without ``resize`` takes
+    ``stretch-bilinear``, which does not keep the aspect ratio; a network of timm needs ``resize``.
     model_args: the arguments that the class was built with, as JSON values by name; None for a class without arguments.
     precisions: other precisions whose graphs the bundle also gets, such as ``"fp16,bf16"``.
     options: other fields of `ExportOptions`, such as ``crop_pct=0.9`` or ``max_batch=8``.
@@ -59,19 +61,22 @@ def bundle_from_module(
     """
     require_free(Path(out), force=force)
     channels, size = _image(example)
-    export_options = ExportOptions(mean=mean, std=std, labels=labels, resize=resize, **options)  # type: ignore[arg-type]
     module = getattr(module, "_orig_mod", module)  # of torch.compile
-    path, name = _importable(type(module))
-    hints = LoadHints(model=f"{path}:{name}", model_args=model_args or {}, image_size=size, channels=channels)
+    if type(module).__module__.startswith("timm."):  # timm builds it by its name
+        hints = LoadHints(model=module.pretrained_cfg["architecture"], model_args=model_args or {})  # type: ignore[index]
+    else:
+        model, resize = _importable(type(module)), resize or "stretch-bilinear"
+        hints = LoadHints(model=model, model_args=model_args or {}, image_size=size, channels=channels)
+    export_options = ExportOptions(mean=mean, std=std, labels=labels, resize=resize, **options)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
-        weights = Path(folder) / f"{name}.pth"
+        weights = Path(folder) / f"{type(module).__name__}.pth"
         torch.save({key: _as_stored(tensor) for key, tensor in module.state_dict().items()}, weights)
         try:
             built = load_checkpoint(weights, hints).model
         except InputError as exc:
             hint = _ARGUMENTS if "--model-args" in exc.hint else exc.hint
             raise InputError(f"module: {str(exc).removeprefix(f'{weights}: ')}", hint=hint) from exc
-        _require_same_logits(module, built, example, f"the class {name} of {path}")
+        _require_same_logits(module, built, example, str(hints.model))
         del built
         return bundle_from_checkpoint(
             weights, out, export_options, hints=hints, precisions=precisions, force=force, on_progress=on_progress
@@ -96,8 +101,8 @@ def _image(example: Any) -> tuple[int, int]:
     return shape[1], shape[2]
 
 
-def _importable(own_class: type) -> tuple[str, str]:
-    """Return (path of the file, name) of a class that another process can import, or InputError."""
+def _importable(own_class: type) -> str:
+    """Return ``FILE.py:CLASS`` of a class that another process can import, or InputError."""
     name, origin = own_class.__qualname__, own_class.__module__
     where, path = "", getattr(sys.modules.get(origin), "__file__", None) or ""
     if hasattr(own_class, "save_pretrained"):
@@ -118,7 +123,7 @@ def _importable(own_class: type) -> tuple[str, str]:
             hint=f"write the class into a file such as net.py, at its top level; type from net import {short}, build "
             "the network with this class, load the weights with load_state_dict(module.state_dict()), and export it",
         )
-    return path, name
+    return f"{path}:{name}"
 
 
 @torch.no_grad()
