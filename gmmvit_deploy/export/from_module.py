@@ -63,7 +63,8 @@ def bundle_from_module(
     channels, size = _image(example)
     module = getattr(module, "_orig_mod", module)  # of torch.compile
     if type(module).__module__.startswith("timm."):  # timm builds it by its name
-        hints = LoadHints(model=module.pretrained_cfg["architecture"], model_args=model_args or {})  # type: ignore[index]
+        cfg: Any = module.pretrained_cfg
+        hints = LoadHints(model=cfg["architecture"], model_args=model_args or {})
     else:
         model, resize = _importable(type(module)), resize or "stretch-bilinear"
         hints = LoadHints(model=model, model_args=model_args or {}, image_size=size, channels=channels)

@@ -33,7 +33,8 @@ class ExportOptions:
     mean, std: the mean and the standard deviation of each channel, for pixel values scaled to [0, 1].
     resize: the rule by which the images were resized when the model was evaluated; None is ``stretch-bilinear``.
     crop_pct: the side of the crop divided by the side after resizing, as in `ImageSpec`; None is 1.
-    labels: the class names in the order of the class index; with None, the names are the class indices from 0.
+    labels: the class names in the order of the class index, as ``ImageFolder.classes`` of torchvision; with None, the
+    names are the class indices from 0.
     labels_source: where the labels come from, for messages.
     outputs: the outputs of the network: ``logits``, ``features``, or both as ``("logits", "features")``. Without
     logits, labels are neither required nor stored.
