@@ -110,7 +110,7 @@ def bundle_from_checkpoint(
     options = options.completed(loaded.images, default=family.default_resize)
     origins = options.origins(loaded.images, typed, family=family.name if family.default_resize else "")
     image = _image(options, loaded.spec)
-    loaded.model.outputs = options.output_names
+    loaded.model.outputs = options.outputs
     require_outputs(loaded)
     labels = _fitting_labels(options, loaded.spec) if options.has_logits else ()
     label_set = LabelSet(labels=labels, task=options.agreed_task, thresholds=options.fitting_thresholds(labels))

@@ -36,7 +36,7 @@ class ExportOptions:
     labels: the class names in the order of the class index, as ``ImageFolder.classes`` of torchvision; with None, the
     names are the class indices from 0.
     labels_source: where the labels come from, for messages.
-    outputs: the outputs of the network: ``logits``, ``features``, or both as ``("logits", "features")``. Without
+    outputs: the outputs of the network: ``("logits",)``, ``("features",)``, or both; one may be its name alone. Without
     logits, labels are neither required nor stored.
     task: the task of the network; None is ``single-label``, unless the checkpoint states that it is multi-label.
     thresholds: for a multi-label network, the probability from which on an image has a label; None for single-label. A
@@ -54,18 +54,14 @@ class ExportOptions:
     crop_pct: float | None = None
     labels: tuple[str, ...] | None = None
     labels_source: str = "labels"
-    outputs: OutputName | tuple[OutputName, ...] = ("logits",)
+    outputs: tuple[OutputName, ...] = ("logits",)
     task: Task | None = None
     thresholds: Thresholds | None = None
     thresholds_source: str = "thresholds"
 
     @property
-    def output_names(self) -> tuple[OutputName, ...]:
-        return (self.outputs,) if isinstance(self.outputs, str) else self.outputs
-
-    @property
     def has_logits(self) -> bool:
-        return "logits" in self.output_names
+        return "logits" in self.outputs
 
     @property
     def agreed_task(self) -> Task:
@@ -75,13 +71,15 @@ class ExportOptions:
     def __post_init__(self) -> None:
         for name in ("mean", "std", "labels", "outputs"):
             value = getattr(self, name)
-            if isinstance(value, list | Real):
-                object.__setattr__(self, name, tuple(value) if isinstance(value, list) else (value,))
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+            elif isinstance(value, Real) or (name == "outputs" and isinstance(value, str)):
+                object.__setattr__(self, name, (value,))
         require_known("input_kind", self.input_kind, get_args(InputKind))
         require_known("resize", self.resize, RESIZE_RULES)
         require_known("task", self.task, get_args(Task))
-        if self.output_names not in OUTPUTS:
-            raise InputError(f"outputs: expected logits, features or both, got {', '.join(self.output_names)}")
+        if self.outputs not in OUTPUTS:
+            raise InputError(f"outputs: expected logits, features or both, got {', '.join(self.outputs)}")
         if isinstance(self.labels, str):
             raise InputError(f"labels: expected a list of names, got {self.labels!r}")
         if self.task == "multi-label" and not self.has_logits:
