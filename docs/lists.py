@@ -44,12 +44,12 @@ def command_list() -> str:
 def api_list(page: str) -> str:
     """Return Markdown: the names of the package's face, then the functions of each module of the page."""
     lines = ["In `gmmvit_deploy`:", ""]
-    lines += [_item(name, getattr(gmmvit_deploy, name)) for name in sorted(gmmvit_deploy._FACE)]
+    lines += [_item(name, getattr(gmmvit_deploy, name)) for name in sorted(gmmvit_deploy.__all__)]
     for module in re.findall(r"^::: (\S+)$", page, re.MULTILINE):
         loaded = importlib.import_module(module)
         own = [name for name, value in sorted(vars(loaded).items()) if getattr(value, "__module__", "") == module]
         names = getattr(loaded, "__all__", [name for name in own if not name.startswith("_")])
-        functions = {name: getattr(loaded, name) for name in names if name not in gmmvit_deploy._FACE}
+        functions = {name: getattr(loaded, name) for name in names if name not in gmmvit_deploy.__all__}
         items = [_item(name, value) for name, value in functions.items() if inspect.isfunction(value)]
         if items:
             lines += ["", f"In `{module}`:", "", *items]

@@ -1,11 +1,15 @@
-"""Take a trained vision transformer with masked attention to production.
+"""Take a trained vision transformer to production: network or checkpoint → bundle → fastest program → server.
 
-    checkpoint ──load──> model ──fold──> folded model ──export──> bundle ──write──> Triton repository ──serve──> logits
+    export(net, "bundle", example=images, mean=mean, std=std, labels=labels)   a torch.nn.Module in memory → bundle
+    bundle_from_checkpoint("checkpoint.pth", "bundle", ExportOptions(mean=mean, std=std))
+    optimize_bundle("bundle", OptimizeOptions(data="folder:val"))               the fastest program that passes
+    classify_files(BundleClassifier("bundle"), ["photo.jpg"])                   labels with probabilities
+    open_runner("openvino:bf16", "bundle").run(images)                          uint8 pixels → logits
+    check_parity("bundle", [open_runner("openvino", "bundle")])                 every check against PyTorch
 
-Folding computes every mask once and stores the mask in the model as a constant. Each attention then has the form
-softmax(S ∘ M + B) V with the scores S = Q Kᵀ. The mask M and the bias B are constants, and ∘ multiplies elementwise.
-A bundle is the folder that the export writes. The names of `_FACE` are imported on first use, so importing the package
-imports no heavy dependency. Type checkers read them in ``__init__.pyi``.
+A bundle is the folder that the export writes, and that the commands of gmmvit read: ``gmmvit serve bundle``.
+The names of `__all__` are imported on first use, so importing the package imports no heavy dependency. Type checkers
+read them in ``__init__.pyi``.
 """
 
 import os
@@ -26,12 +30,16 @@ for _variable, _value in {
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: its import fails
 
 _FACE = {
+    "BundleClassifier": "runtimes.runners.classify",
     "ExportOptions": "export.options",
     "LoadHints": "models.sources.hints",
     "OptimizeOptions": "optimize.run",
     "ParityOptions": "parity.options",
     "bundle_from_checkpoint": "export.bundle_from_checkpoint",
+    "bundle_from_module": "export.from_module",
     "check_parity": "parity.check",
+    "classify_files": "runtimes.runners.classify",
+    "classify_source": "bulk.run",
     "fold": "models.folding.fold",
     "load_checkpoint": "checkpoints.loading",
     "open_bundle": "bundle.artifacts",
@@ -40,13 +48,16 @@ _FACE = {
     "variant_from_bundle": "export.variants",
 }
 """Name → the module that has it."""
+__all__ = ["export", *_FACE]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "export":  # a package that can be called
+        return import_module(f"{__name__}.export")
     if name not in _FACE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_FACE[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_FACE})
+    return sorted({*globals(), *__all__})

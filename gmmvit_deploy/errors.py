@@ -43,6 +43,8 @@ class GmmvitError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint or self.default_hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # a traceback shows it
 
     def replace_path(self, old: object, new: object) -> None:
         """Replace ``old`` by ``new`` in the message and in the hint."""

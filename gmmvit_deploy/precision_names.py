@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.inference.precision import PRECISIONS, Precision
 
@@ -13,12 +15,13 @@ def precision_from(text: str) -> Precision:
     return text
 
 
-def precisions_from(text: str) -> tuple[Precision, ...]:
-    """Parse names such as ``fp16,int8`` into different precisions.
+def precisions_from(names: str | Sequence[str]) -> tuple[Precision, ...]:
+    """Return different precisions by their names, such as ``["fp16", "int8"]`` or the text ``fp16,int8``.
 
     Errors: InputError when a name is unknown, or when there is no name.
     """
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    texts = names.split(",") if isinstance(names, str) else names
+    parts = [part.strip() for part in texts if part.strip()]
     if not parts:
         raise InputError(
             "expected at least one precision, got an empty list", hint=f"type one or more of {', '.join(PRECISIONS)}"

@@ -177,6 +177,7 @@ def test_every_block_runs(
     Pictures are drawn from what the commands of all pages wrote.
     """
     monkeypatch.chdir(scratch)
+    monkeypatch.syspath_prepend(scratch)  # as for a reader who starts Python in this folder
     for page in pages:
         names: dict[str, object] = {}
         for block in (block for block in BLOCKS[page] if block.runs_here):

@@ -105,3 +105,15 @@ def test_modules_that_run_as_programs_exist() -> None:
         found |= set(re.findall(r'"-m", f?"(gmmvit[\w.]*)"', text))
     assert "gmmvit_deploy.serving.front._app" in found
     assert [name for name in found if importlib.util.find_spec(name) is None] == []
+
+
+def test_every_public_name_is_listed_and_shows_an_example() -> None:
+    code = "import sys, gmmvit_deploy\nprint({'torch', 'numpy'} & {*sys.modules}, *gmmvit_deploy.__all__)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["set()", *gmmvit_deploy.__all__]
+    for name in gmmvit_deploy.__all__:
+        text = inspect.getdoc(getattr(gmmvit_deploy, name)) or ""
+        example = re.search(r"Example: ``(.+?)``", text) or re.search(r"^ {4}(gmmvit_deploy\..+)$", text, re.MULTILINE)
+        assert example is not None, name
+        assert any(f"{called}(" in example[1] for called in (name, "gmmvit_deploy.export")), name
+        compile(example[1].replace("…", "..."), name, "eval")

@@ -146,23 +146,30 @@ def classify(
             raise InputError(
                 f"{unfit[0]} does not go with --from", hint=f"leave {unfit[0]} out, or name the images without --from"
             )
-        with progress("classify") as on_progress:
-            from gmmvit_deploy.bulk.run import classify_source, part_from
+        try:
+            with progress("classify") as on_progress:
+                from gmmvit_deploy.bulk.run import classify_source, part_from
 
-            result = classify_source(
-                bundle,
-                source,
-                folder,
-                runner=runner,
-                launcher=launcher,
-                batch=batch,
-                shard_images=shard_images,
-                image_column=image_column,
-                part=None if shards is None else part_from(shards),
-                workers=workers,
-                calibration=calibration,
-                on_progress=on_progress,
-            )
+                result = classify_source(
+                    bundle,
+                    source,
+                    folder,
+                    runner=runner,
+                    launcher=launcher,
+                    batch=batch,
+                    shard_images=shard_images,
+                    image_column=image_column,
+                    part=None if shards is None else part_from(shards),
+                    workers=workers,
+                    calibration=calibration,
+                    on_progress=on_progress,
+                )
+        except KeyboardInterrupt:
+            from gmmvit_deploy.bulk.run import kept_images
+
+            kept, total = kept_images(folder)
+            note(f"interrupted: {folder} keeps {kept:,} of {total:,} images; to continue, type the same command again")
+            raise typer.Exit(130) from None
         _print_bulk(result, folder, accept_broken=accept_broken, as_json=as_json)
         return
     _require_fitting(bundle, url, features, runner, force=force)

@@ -5,14 +5,17 @@ Files below ``_job`` in the folder of the job:
     plan.json          `Plan`
     manifest-*.jsonl   a line [id, offset, size] for each image, shard after shard
     listing-*.jsonl    a line [path, size, mark] for each file of the source
+    rows-*.arrow       `Rows` of shards that are not complete
 
-Their bytes depend on the source, the bundle and the options alone: processes that start together write the same bytes.
+The bytes of the first three depend on the source, the bundle and the options alone: processes that start together
+write the same bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -87,6 +90,30 @@ class Plan:
 
 def shard_name(number: int) -> str:
     return f"shard-{number:05}.parquet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The rows of a shard from ``start`` up to ``end``, in a file of their own until the shard is complete."""
+
+    shard: int
+    start: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        return f"{JOB_FOLDER}/rows-{self.shard:05}-{self.start:08}-{self.end:08}.arrow"
+
+
+def kept_rows(storage: Storage) -> dict[int, list[Rows]]:
+    """Return number of a shard → its kept rows, one after the other from the first."""
+    found = [re.fullmatch(r"rows-(\d+)-(\d+)-(\d+)\.arrow", name) for name in sorted(storage.names(JOB_FOLDER))]
+    chains: dict[int, list[Rows]] = {}
+    for number, start, end in (map(int, match.groups()) for match in found if match):
+        chain = chains.setdefault(number, [])
+        if start == (chain[-1].end if chain else 0):  # two processes on an object store can keep overlapping rows
+            chain.append(Rows(shard=number, start=start, end=end))
+    return chains
 
 
 def read_plan(storage: Storage) -> Plan | None:

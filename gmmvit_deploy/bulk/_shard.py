@@ -3,16 +3,21 @@
 Every batch has the same size and the same images in the same places, whatever was interrupted before: in the place of
 an image that cannot be decoded, and after the last image, the network gets black pixels. With the same program on the
 same kind of processor, the rows of a shard are therefore always the same, bit for bit.
+
+Until a shard is complete, its rows are kept in files of their own, after `_ROW_GROUP` rows or `KEEP_EVERY_S` of work,
+whichever is first. The next process continues after them.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_deploy.bulk._plan import Plan, ShardRecord, entries_of, shard_name
+from gmmvit_deploy.bulk._plan import Plan, Rows, ShardRecord, entries_of, kept_rows, shard_name
 from gmmvit_deploy.bulk._storage import Storage
 from gmmvit_deploy.bulk.pipeline import Decoded, decoded_batches
 from gmmvit_deploy.bulk.source import Entry, Source
@@ -26,24 +31,34 @@ if TYPE_CHECKING:
 
 _ROW_GROUP = 1024
 """Rows that are collected before they are written."""
+KEEP_EVERY_S = 30.0
 
 
 class ShardProgram:
     """Classifies any shard of a job, until it is closed."""
 
     def __init__(
-        self, plan: Plan, source: Source, storage: Storage, bundle: Bundle, runner: Runner, *, decode_threads: int
+        self,
+        plan: Plan,
+        source: Source,
+        storage: Storage,
+        bundle: Bundle,
+        runner: Runner,
+        *,
+        decode_threads: int,
+        keep_every_s: float = KEEP_EVERY_S,
     ) -> None:
+        """keep_every_s: the time of work after which the rows of a shard are kept, in seconds."""
         self._plan, self._source, self._storage = plan, source, storage
         self._bundle, self._runner = bundle, runner
-        self._threads = decode_threads
+        self._threads, self._keep_every_s = decode_threads, keep_every_s
         self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
         self._image = bundle.manifest.image
         self._outputs = bundle.manifest.output_names
         self._schema = _schema(bundle)
 
     def write(self, shard: ShardRecord, on_images: Callable[[int], None]) -> None:
-        """Classify a shard and write its file.
+        """Classify the images of a shard whose rows are not kept yet, and write the file of the shard.
 
         on_images: called with the number of images of each batch that is done.
         Errors: OutputError when the file cannot be written; InputError when the source has changed or cannot be read.
@@ -52,22 +67,47 @@ class ShardProgram:
         import pyarrow.parquet as parquet
 
         entries = entries_of(self._storage, self._plan, shard)
-        contents = self._source.contents(shard.file, entries)
+        kept = kept_rows(self._storage).get(shard.number, [])
+        start = end = kept[-1].end if kept else 0
         batches = decoded_batches(
-            contents, self._image, batch=self._plan.settings.batch, pool=self._pool, threads=self._threads
+            self._source.contents(shard.file, entries[start:]),
+            self._image,
+            batch=self._plan.settings.batch,
+            pool=self._pool,
+            threads=self._threads,
         )
+        fresh, since = [], time.monotonic()
+        for images in batches:
+            fresh.append(self._rows(entries[end : end + len(images)], images))
+            end += len(images)
+            enough = end - start >= _ROW_GROUP or time.monotonic() - since >= self._keep_every_s
+            if enough and end < len(entries):
+                kept.append(Rows(shard=shard.number, start=start, end=end))
+                with self._storage.written(kept[-1].name) as file, pyarrow.ipc.new_stream(file, self._schema) as stream:
+                    stream.write_table(pyarrow.Table.from_batches(fresh))
+                start, fresh, since = end, [], time.monotonic()
+            on_images(len(images))
         with self._storage.written(shard_name(shard.number)) as file:
             writer = parquet.ParquetWriter(file, self._schema)
             waiting: list[Any] = []
-            start = waiting_rows = 0
-            for images in batches:
-                waiting.append(self._rows(entries[start : start + len(images)], images))
-                start, waiting_rows = start + len(images), waiting_rows + len(images)
-                if waiting_rows >= _ROW_GROUP or start == len(entries):
-                    writer.write_table(pyarrow.Table.from_batches(waiting), row_group_size=waiting_rows)
-                    waiting, waiting_rows = [], 0
-                on_images(len(images))
+            for rows in chain(self._read(kept), fresh):
+                waiting.append(rows)
+                if sum(each.num_rows for each in waiting) >= _ROW_GROUP:
+                    writer.write_table(pyarrow.Table.from_batches(waiting))
+                    waiting = []
+            if waiting:
+                writer.write_table(pyarrow.Table.from_batches(waiting))
             writer.close()
+        for rows in kept:
+            self._storage.remove(rows.name)
+
+    def _read(self, kept: Sequence[Rows]) -> Iterator[Any]:
+        """Yield the kept batches as they were.  Errors: InputError when a file is damaged."""
+        import pyarrow
+
+        for rows in kept:
+            with opened_rows(self._storage, rows.name, pyarrow.ipc.open_stream) as batches:
+                yield from batches
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -152,19 +192,24 @@ def _schema(bundle: Bundle) -> Any:
     )
 
 
-@contextmanager
-def opened_shard(storage: Storage, number: int) -> Iterator[Any]:
-    """Yield a complete shard as pyarrow's ParquetFile.  Errors: InputError when the file is damaged."""
-    import pyarrow
+def opened_shard(storage: Storage, number: int) -> AbstractContextManager[Any]:
+    """Open a complete shard as pyarrow's ParquetFile.  Errors: InputError when the file is damaged."""
     import pyarrow.parquet as parquet
 
-    name = shard_name(number)
+    return opened_rows(storage, shard_name(number), parquet.ParquetFile)
+
+
+@contextmanager
+def opened_rows(storage: Storage, name: str, opened: Callable[[Any], Any]) -> Iterator[Any]:
+    """Yield what ``opened`` makes of a file with complete rows.  Errors: InputError when the file is damaged."""
+    import pyarrow
+
     try:
         with storage.open(name) as file:
-            yield parquet.ParquetFile(file)
+            yield opened(file)
     except (OSError, pyarrow.ArrowException) as exc:
         raise InputError(
-            f"{storage.url}/{name}: expected a complete shard: {exc}",
+            f"{storage.url}/{name}: expected complete rows: {exc}",
             hint="remove this file and type the same command again",
         ) from exc
 

@@ -71,12 +71,12 @@ class Storage:
     def path(self, name: str) -> str:
         return f"{self.root.rstrip('/')}/{name}"
 
-    def names(self) -> set[str]:
-        """Return the names of the files and folders in the folder; empty if there is no folder."""
+    def names(self, folder: str = "") -> set[str]:
+        """Return the names of the files and folders in the folder, or in one below it; empty if it does not exist."""
         self._fs.invalidate_cache()  # another process may have written files
         try:
             with store_errors(f"--to {self.url}: cannot be listed", self._fs):
-                return {entry.rstrip("/").rpartition("/")[2] for entry in self._fs.ls(self.root, detail=False)}
+                return {entry.rstrip("/").rpartition("/")[2] for entry in self._fs.ls(self.path(folder), detail=False)}
         except FileNotFoundError:
             return set()
         except NotADirectoryError as exc:
@@ -87,6 +87,11 @@ class Storage:
             return Path(self.path(name)).exists()
         self._fs.invalidate_cache()
         return bool(self._fs.exists(self.path(name)))
+
+    def remove(self, name: str) -> None:
+        """Remove a file, unless another process has removed it."""
+        with contextlib.suppress(OSError):
+            self._fs.rm_file(self.path(name))
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
         """Return the bytes of a file from ``start`` up to ``end``.  Errors: OSError."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from gmmvit_deploy.arguments import require_counts, require_known
 from gmmvit_deploy.bulk._local import classify_locally
-from gmmvit_deploy.bulk._plan import Plan, ShardRecord, read_plan, settled_plan, shard_name
+from gmmvit_deploy.bulk._plan import Plan, Rows, ShardRecord, kept_rows, read_plan, settled_plan, shard_name
 from gmmvit_deploy.bulk._report import page_of, reference_of, report_of
-from gmmvit_deploy.bulk._shard import count_of_shard
+from gmmvit_deploy.bulk._shard import KEEP_EVERY_S, count_of_shard
 from gmmvit_deploy.bulk._storage import Claims, Storage
 from gmmvit_deploy.bulk.job import Job, open_bulk_runner, require_bulk_runner, settings_of
 from gmmvit_deploy.bulk.source import open_source
@@ -86,9 +87,9 @@ def part_from(text: str) -> Partition:
 
 
 def classify_source(
-    bundle: Path,
-    source: str,
-    folder: str,
+    bundle: Bundle | Path | str,
+    source: Path | str,
+    folder: Path | str,
     *,
     runner: str | None = None,
     launcher: Launcher = "local",
@@ -98,21 +99,29 @@ def classify_source(
     part: Partition | None = None,
     workers: int | None = None,
     calibration: str | None = None,
+    keep_every_s: float = KEEP_EVERY_S,
     on_progress: OnProgress = ignore,
 ) -> BulkResult:
     """Classify the images of a source, and write a Parquet file for each shard.
 
-    Shards that are complete in ``folder`` are kept, so the same call continues an interrupted job.
+    Example: ``classify_source("bundle", "photos/", "results").errors``.
+
+    The same call continues an interrupted job: ``folder`` keeps the complete shards, and the rows of the others up to
+    the last 30 seconds of work.
     source: a folder, file or pattern, as a path or a URL of fsspec.  folder: a path or a URL.
     runner: name and precision, such as ``openvino:bf16``; None for that of the folder's plan, else
     `choose_runner`.
     batch: images in a batch; None for the largest batch of the bundle.  part: the shards of this run; None for all.
     workers: processes on this machine, for the launcher ``local``; None for one a core, or one for a GPU.
     calibration: images like the expected images, as in ``gmmvit convert``, for the report; None for golden images only.
+    keep_every_s: the time of work after which the rows of a shard that is not complete are kept, in seconds.
     The run that finds every shard of the job complete writes the report, ``_report.html`` in the folder.
     Errors: InputError when the folder belongs to another source, bundle or settings, and for wrong input.
     OutputError when a shard cannot be written.  GmmvitError when a worker fails.
     """
+    source, folder = str(source), str(folder)
+    require_counts(batch=batch, shard_images=shard_images, workers=workers)
+    require_known("launcher", launcher, get_args(Launcher))
     require("pyarrow", package="pyarrow", extra="bulk")
     if runner is not None:
         require_bulk_runner(runner)
@@ -134,13 +143,14 @@ def classify_source(
         taken = choose_runner(opened)
         chosen, notes = str(taken.runner), taken.notes
     job = Job(
-        bundle=bundle.absolute(),
+        bundle=opened.path.absolute(),
         source=listed,
         folder=folder,
         runner=chosen,
         batch=batch or opened.manifest.max_batch,
         shard_images=shard_images,
         decode_threads=1,
+        keep_every_s=keep_every_s,
     )
     default_workers = cores()
     if job.on_gpu:  # a single process has the network, and its threads decode
@@ -156,8 +166,10 @@ def classify_source(
     selected = (part or Partition()).of(plan.shards)
     complete = storage.names()
     missing = [shard for shard in selected if shard_name(shard.number) not in complete]
+    before = kept_rows(storage)
+    todo = sum(shard.images - _end(before, shard) for shard in missing)
     started = time.monotonic()
-    rate = _Rate(selected, missing, on_progress)
+    rate = _Rate(sum(shard.images for shard in selected), todo, on_progress)
     if missing:
         try:
             if launcher == "ray":
@@ -179,13 +191,29 @@ def classify_source(
         folder=folder,
         images=sum(rows for rows, _ in counts),
         errors=sum(errors for _, errors in counts),
-        classified=sum(shard.images for shard in missing),
+        classified=todo,
         seconds=seconds,
         shards=len(selected),
         complete=whole,
         left_out=plan.left_out,
         notes=notes,
     )
+
+
+def kept_images(folder: Path | str) -> tuple[int, int]:
+    """Return (images whose rows a job's folder keeps, images of the job); (0, 0) before the job has a plan."""
+    storage = Storage(str(folder))
+    plan = read_plan(storage)
+    if plan is None:
+        return 0, 0
+    complete, kept = storage.names(), kept_rows(storage)
+    done = (s.images if shard_name(s.number) in complete else _end(kept, s) for s in plan.shards)
+    return sum(done), plan.images
+
+
+def _end(kept: Mapping[int, Sequence[Rows]], shard: ShardRecord) -> int:
+    """Return the number of images of a shard whose rows are kept."""
+    return kept[shard.number][-1].end if shard.number in kept else 0
 
 
 def _write_report(storage: Storage, plan: Plan, bundle: Bundle, job: Job, calibration: str | None) -> None:
@@ -200,9 +228,9 @@ def _write_report(storage: Storage, plan: Plan, bundle: Bundle, job: Job, calibr
 class _Rate:
     """Reports progress with the rate of this run."""
 
-    def __init__(self, shards: Sequence[ShardRecord], missing: Sequence[ShardRecord], on_progress: OnProgress) -> None:
-        self._total = sum(shard.images for shard in shards)
-        self._before = self._done = self._total - sum(shard.images for shard in missing)
+    def __init__(self, total: int, todo: int, on_progress: OnProgress) -> None:
+        self._total = total
+        self._before = self._done = total - todo
         self._on_progress = on_progress
         self._first_at: float | None = None
         self._report("")

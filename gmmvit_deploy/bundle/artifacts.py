@@ -274,9 +274,10 @@ class Bundle:
         return self.manifest.image.tensor_from_pixels(pixels)
 
 
-def open_bundle(path: Path | str) -> Bundle:
-    """Open a bundle and check it: files, hashes, labels and preprocessing.
+def open_bundle(path: Bundle | Path | str) -> Bundle:
+    """Open a bundle and check it: files, hashes, labels and preprocessing.  An opened bundle is returned as it is.
 
+    Example: ``open_bundle("bundle").manifest.labels``.
     Errors: BundleError when
 
     - ``path`` is not a bundle, or its format version is not supported;
@@ -284,6 +285,8 @@ def open_bundle(path: Path | str) -> Bundle:
     - the labels differ from the labels in the manifest;
     - preprocessing converts the golden images to other pixels than at export.
     """
+    if isinstance(path, Bundle):
+        return path
     path = Path(path)
     bundle = Bundle(path=path, manifest=_read_manifest(path))
     _check_files(bundle)

@@ -79,6 +79,8 @@ class LoadedCheckpoint:
 def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedCheckpoint:
     """Read the file, infer the spec, build the model, fill in the weights, and audit the weights.
 
+    Example: ``load_checkpoint("checkpoint.pth").spec``; a class of timm: ``LoadHints(model="vit_tiny_patch16_224")``.
+
     hints: the user's values for properties of the model that the tensors of the file do not show.
     Errors:
         CheckpointError: the file cannot be read safely; its architecture is unknown; keys are missing or unknown; a

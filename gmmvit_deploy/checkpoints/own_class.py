@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -34,7 +35,9 @@ def _read(path: str) -> OwnFile:
         raise InputError(
             f"--model {path}: cannot be read: {exc.strerror}", hint="type --model with the path of a Python file"
         ) from exc
-    return OwnFile(path=path, sha256=sha256_of_bytes(source), source=source)
+    packages = itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), Path(path).absolute().parents)
+    package = ".".join(reversed([folder.name for folder in packages]))
+    return OwnFile(path=path, sha256=sha256_of_bytes(source), source=source, package=package)
 
 
 def permit_class_of(spec: ModelSpec, model: str, *, what: str) -> None:

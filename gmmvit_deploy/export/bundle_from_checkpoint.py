@@ -40,6 +40,7 @@ from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import ModelSpec, input_shape
+from gmmvit_deploy.precision_names import precisions_from
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.image_batches import require_images
 from gmmvit_deploy.runtimes.programs.memory import available_bytes, release_memory
@@ -64,13 +65,15 @@ def bundle_from_checkpoint(
     options: ExportOptions,
     *,
     hints: LoadHints | None = None,
-    precisions: Sequence[Precision] = (),
+    precisions: str | Sequence[Precision] = (),
     calibration: str | None = None,
     calibration_images: int = CALIBRATION_IMAGES,
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> Bundle:
     """Export a checkpoint to a bundle in the folder ``out``.
+
+    Example: ``bundle_from_checkpoint("checkpoint.pth", "bundle", ExportOptions(mean=(0.5,) * 3, std=(0.5,) * 3))``.
 
     hints: the description of the model, for a checkpoint that does not describe its model.
     precisions, calibration, calibration_images: the other precisions whose graphs the bundle also gets, as in
@@ -89,6 +92,7 @@ def bundle_from_checkpoint(
         writing fails.
     """
     checkpoint, out = Path(checkpoint), Path(out)
+    precisions = precisions_from(precisions) if precisions else ()
     require_free(out, force=force)
     if out.resolve() in checkpoint.resolve().parents:
         raise OutputError(f"{out} holds the checkpoint {checkpoint}", hint="type -o with another path")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from gmmvit_deploy.arguments import require_counts, require_known
 from gmmvit_deploy.bundle.artifacts import InputKind
 from gmmvit_deploy.checkpoints.reading import states_model
 from gmmvit_deploy.errors import InputError, Refusals
@@ -27,6 +29,8 @@ Thresholds = tuple[float, ...] | float | Mapping[str, float]
 class ExportOptions:
     """The input and the labels of the network to export.
 
+    Example: ``ExportOptions(mean=(0.5,) * 3, std=(0.5,) * 3, resize="center-bicubic", labels=("cat", "dog"))``.
+
     input_kind: ``pixels`` or ``tensor``. A graph that takes ``pixels`` (uint8) normalises the images, so mean and
     std are required. A graph that takes ``tensor`` (float32) expects normalised images; mean and std are then
     optional, and a server normalises its images with mean and std if given.
@@ -35,9 +39,11 @@ class ExportOptions:
     is that of every channel.
     resize: the rule by which the images were resized when the model was evaluated; None is ``stretch-bilinear``.
     crop_pct: the side of the crop divided by the side after resizing, as in `ImageSpec`; None is 1.
-    labels: the class names in the order of the class index; with None, the names are the class indices from 0.
+    labels: the class names in the order of the class index, as ``ImageFolder.classes`` of torchvision; with None, the
+    names are the class indices from 0.
     labels_source: where the labels come from, for messages.
-    outputs: the outputs of the network. Without logits, labels are neither required nor stored.
+    outputs: the outputs of the network: ``("logits",)``, ``("features",)``, or both; one may be its name alone. Without
+    logits, labels are neither required nor stored.
     task: the task of the network; None is ``single-label``, unless the checkpoint states that it is multi-label.
     thresholds: for a multi-label network, the probability from which on an image has a label; None for single-label. A
     label that several classes have is written with its index: ``crane (134)``.
@@ -58,7 +64,7 @@ class ExportOptions:
     outputs: tuple[OutputName, ...] = ("logits",)
     task: Task | None = None
     thresholds: Thresholds | None = None
-    thresholds_source: str = "--thresholds"
+    thresholds_source: str = "thresholds"
 
     @property
     def has_logits(self) -> bool:
@@ -70,25 +76,35 @@ class ExportOptions:
         return self.task or "single-label"
 
     def __post_init__(self) -> None:
+        for name in ("mean", "std", "labels", "outputs"):
+            value = getattr(self, name)
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+            elif isinstance(value, Real) or (name == "outputs" and isinstance(value, str)):
+                object.__setattr__(self, name, (value,))
+        require_known("input_kind", self.input_kind, get_args(InputKind))
+        require_known("resize", self.resize, RESIZE_RULES)
+        require_known("task", self.task, get_args(Task))
         if self.outputs not in OUTPUTS:
-            raise InputError(f"--outputs: expected logits, features or both, got {', '.join(self.outputs)}")
+            raise InputError(f"outputs: expected logits, features or both, got {', '.join(self.outputs)}")
+        if isinstance(self.labels, str):
+            raise InputError(f"labels: expected a list of names, got {self.labels!r}")
         if self.task == "multi-label" and not self.has_logits:
             raise InputError(
-                "--task multi says how logits become labels, and --outputs features writes no logits",
-                hint="leave --task out, or type --outputs both",
+                "the task multi-label says how logits become labels, and the outputs have no logits",
+                hint="leave the task out, or export logits and features (--outputs both)",
             )
         if self.task == "multi-label" and self.thresholds is None:
             raise InputError(
-                "--task multi needs the probability from which on an image has a label, for each label",
-                hint="add --thresholds FILE with a number for each label, or a number such as --thresholds 0.5",
+                "the task multi-label needs thresholds: the probability from which on an image has a label",
+                hint="give a number for each label, or one for all, such as 0.5 (--thresholds 0.5, --thresholds FILE)",
             )
         if self.agreed_task == "single-label" and self.thresholds is not None:
             raise InputError(
-                "--thresholds belongs to a multi-label network, and the task is single",
-                hint="add --task multi, or leave --thresholds out",
+                "thresholds belong to a multi-label network, and the task is single-label",
+                hint="give the task multi-label (--task multi), or leave the thresholds out",
             )
-        if self.max_batch < 1:
-            raise InputError(f"--max-batch: expected at least 1, got {self.max_batch}")
+        require_counts(max_batch=self.max_batch)
         if self.crop_pct is not None and self.resize is not None:
             require_crop_pct("--crop-pct", self.crop_pct, self.resize)
         if self.mean and self.std:  # a network with more channels takes the only number for all

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle, tool_versions
 from gmmvit_deploy.bundle.variants import GRAPHS, Variant, VariantRecord, graph_file, open_variant, record_file
 from gmmvit_deploy.errors import ExportError, OutputError
 from gmmvit_deploy.export._numeric_proof import proven_programs
@@ -30,6 +30,7 @@ from gmmvit_deploy.graphs.masks import changes_of
 from gmmvit_deploy.graphs.weights import files_of, write_graph
 from gmmvit_deploy.inference.int8_products import int8_saturates
 from gmmvit_deploy.inference.precision import QUANTIZED, Precision, graph_precision
+from gmmvit_deploy.precision_names import precision_from, precisions_from
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_outputs
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
@@ -52,26 +53,32 @@ CALIBRATION_IMAGES = 512
 
 
 def variant_from_bundle(
-    bundle: Bundle,
+    bundle: Bundle | Path | str,
     precision: Precision,
     *,
-    calibration: ImageBatches | None = None,
+    calibration: ImageBatches | str | None = None,
     padded: bool = True,
     force: bool = False,
 ) -> Variant:
     """Write the graphs of a bundle in a precision, as `variants_from_bundle`, and return the one that CPUs run.
 
-    calibration: real images; required for fp8, and not allowed for fp16 and bf16.
+    Example: ``variant_from_bundle("bundle", "int8", calibration="folder:train")``.
+
+    calibration: real images, as a text such as ``folder:train`` or opened (`open_images`); required for fp8, and not
+    allowed for fp16 and bf16.
     Errors: as in `variants_from_bundle`.
     """
+    bundle, precision = open_bundle(bundle), precision_from(precision)
+    if isinstance(calibration, str):
+        calibration = open_images(bundle, calibration, limit=CALIBRATION_IMAGES)
     form = _form(precision, calibrated=calibration is not None, gate=None)
     _require_free(bundle, precision, form, force=force)
     return _written(bundle, precision, form, calibration=calibration, padded=padded, force=force)[0]
 
 
 def variants_from_bundle(
-    bundle: Bundle,
-    precisions: Sequence[Precision],
+    bundle: Bundle | Path | str,
+    precisions: str | Sequence[Precision],
     calibration: str | None = None,
     calibration_images: int = CALIBRATION_IMAGES,
     *,
@@ -107,6 +114,7 @@ def variants_from_bundle(
     graph may not match, which `open_variant` reports.
     Returns the graphs that were written, in the order of the precisions, of int8 the one for CPUs first.
     """
+    bundle, precisions = open_bundle(bundle), precisions_from(precisions) if precisions else ()
     for precision in precisions:
         _require_free(bundle, precision, _form(precision, calibrated=calibration is not None, gate=gate), force=force)
     variants: list[Variant] = []

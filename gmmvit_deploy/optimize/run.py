@@ -13,14 +13,18 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast, get_args
 
 import numpy as np
 
-from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.arguments import require_counts, require_known, require_number
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.choices import Choice, Goal, JudgedImages, write_choice
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import BundleError, InputError, OutputError
 from gmmvit_deploy.images.data.images import Images
+from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.inference.precision import SPECS, Precision
 from gmmvit_deploy.optimize._programs import convert_missing, opened_programs, refuse_overlap
 from gmmvit_deploy.optimize._race import Race
@@ -38,7 +42,9 @@ from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 class OptimizeOptions:
     """Options of a choice.
 
-    data: the images that judge.  source: its text as typed.
+    Example: ``OptimizeOptions(data="folder:val", calibration="folder:train")``.
+
+    data: the images that judge, as in `ParityOptions`.  source: its text as typed, unless ``data`` is this text.
     limit: the number of images to use, spread evenly over the data.
     calibration: the images that set the ranges of static int8, as in `open_images`; None leaves static int8 out.
     gate: the share to reach: of PyTorch's accuracy if the images have labels, else of the decisions; None uses int8's.
@@ -46,8 +52,8 @@ class OptimizeOptions:
     goal: ``latency`` for a batch of 1, ``throughput`` for a batch of `BATCH`, unless ``batch`` is another number.
     """
 
-    data: Images
-    source: str
+    data: Images | Path | str
+    source: str = ""
     limit: int = ENOUGH_IMAGES
     calibration: str | None = None
     gate: float | None = None
@@ -56,18 +62,28 @@ class OptimizeOptions:
     batch: int | None = None
 
     def __post_init__(self) -> None:
-        for option, share in (("--gate", self.gate), ("--keep-decisions", self.keep_decisions)):
-            if share is not None and not 0 < share < 1:
-                raise InputError(f"{option}: expected a share below 1, such as 0.99, got {share:g}")
+        if isinstance(self.data, str | Path):
+            object.__setattr__(self, "source", self.source or str(self.data))
+            object.__setattr__(self, "data", open_data(str(self.data)))
+        for name, share in (("gate", self.gate), ("keep_decisions", self.keep_decisions)):
+            require_number(name, share, "a share below 1, such as 0.99", lambda value: 0 < value < 1)
         if self.gate is not None and self.keep_decisions is not None:
-            raise InputError("--gate and --keep-decisions are two gates, and one decides", hint="type one of them")
-        for option, number in (("--limit", self.limit), ("--batch", self.batch)):
-            if number is not None and number < 1:
-                raise InputError(f"{option}: expected at least 1, got {number}")
+            raise InputError("gate and keep_decisions are two gates, and one decides", hint="leave one of them out")
+        require_known("goal", self.goal, get_args(Goal))
+        require_counts(limit=self.limit, batch=self.batch)
+
+    @property
+    def images(self) -> Images:
+        """``data``, opened."""
+        return cast(Images, self.data)
 
 
-def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: OnProgress = ignore) -> Choice:
+def optimize_bundle(
+    bundle: Bundle | Path | str, options: OptimizeOptions, *, on_progress: OnProgress = ignore
+) -> Choice:
     """Choose the fastest program that passes, and write it with all others into the bundle's ``runners.json``.
+
+    Example: ``optimize_bundle("bundle", OptimizeOptions(data="folder:val"))``.
 
     What is converted stays in the bundle, as by `variants_from_bundle`.
     Errors: InputError when the bundle has no logits, when this process cannot build the model, when the batch is larger
@@ -76,10 +92,11 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
     BundleError when the bundle itself fails a check.  OutputError when the bundle's folder cannot be written.
     Every error of `check_parity` and `write_choice`.
     """
+    bundle = open_bundle(bundle)
     batch = options.batch or min(1 if options.goal == "latency" else BATCH, bundle.manifest.max_batch)
     _require(bundle, batch)
     judged = batch if batch > 1 else min(BATCH, bundle.manifest.max_batch)  # beside single images
-    stream = ImageStream(bundle=bundle, images=options.data, batch=judged, limit=options.limit)
+    stream = ImageStream(bundle=bundle, images=options.images, batch=judged, limit=options.limit)
     gate = _gate(options, stream)
     if gate.accuracy is not None:
         on_progress(Progress("compare the labels with PyTorch's answers"))
@@ -99,7 +116,7 @@ def optimize_bundle(bundle: Bundle, options: OptimizeOptions, *, on_progress: On
             bundle,
             race.runners,
             ParityOptions(
-                data=options.data,
+                data=options.images,
                 limit=options.limit,
                 gate=gate.accuracy,
                 keep_decisions=gate.keep_decisions,
@@ -154,7 +171,7 @@ def _require(bundle: Bundle, batch: int) -> None:
 
 
 def _refuse_wrong_labels(bundle: Bundle, options: OptimizeOptions, batch: int) -> None:
-    stream = ImageStream(bundle=bundle, images=options.data, batch=batch, limit=options.limit)
+    stream = ImageStream(bundle=bundle, images=options.images, batch=batch, limit=options.limit)
     if why := wrong_labels_in(stream):
         raise InputError(
             f"--data {options.source}: {why}",
@@ -165,6 +182,6 @@ def _refuse_wrong_labels(bundle: Bundle, options: OptimizeOptions, batch: int) -
 def _gate(options: OptimizeOptions, stream: ImageStream) -> Gate:
     if options.keep_decisions is not None:
         return Gate(keep_decisions=options.keep_decisions)
-    if any(options.data.label(int(index)) is not None for index in stream.indices()):
+    if any(options.images.label(int(index)) is not None for index in stream.indices()):
         return Gate(accuracy=options.gate or SPECS["int8"].accuracy_gate)
     return Gate(keep_decisions=options.gate or SPECS["int8"].kept_gate)

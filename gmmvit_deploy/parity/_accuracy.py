@@ -49,7 +49,7 @@ class AccuracyCheck(RunnerCheck):
 
     def __init__(self, tested: RunnerUnderTest) -> None:
         super().__init__(tested)
-        data = None if self.run.reference is None else self.run.options.data
+        data = None if self.run.reference is None else self.run.options.images
         counted = {batch: accuracy_of(self.bundle, data) for batch in tested.batches}
         self._at = {batch: accuracy for batch, accuracy in counted.items() if accuracy is not None}
         self._left_out = 0  # labelled images that calibrated the graph

@@ -31,8 +31,9 @@ PyTorch computed for the golden inputs at export are the reference of ``numeric`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle, tool_versions
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.parity._accuracy import AccuracyCheck, accuracy_of
 from gmmvit_deploy.parity._calibration import CalibrationCheck
@@ -70,7 +71,7 @@ CHECKS: tuple[type[RunnerCheck], ...] = (
 
 
 def check_parity(
-    bundle: Bundle,
+    bundle: Bundle | Path | str,
     runners: Sequence[Runner],
     options: ParityOptions | None = None,
     *,
@@ -78,6 +79,8 @@ def check_parity(
     on_progress: OnProgress = ignore,
 ) -> ParityReport:
     """Run every check on every runner.  A runner that differs raises no error: the report's verdict is ``failed``.
+
+    Example: ``check_parity(bundle, [open_runner("openvino", bundle)], ParityOptions(data="folder:val"))``.
 
     runners: opened from this bundle, or from a copy of it with other variants.
     skipped: runners that were left out, each with the reason, for the report.
@@ -87,7 +90,7 @@ def check_parity(
     if not runners:
         raise InputError("expected at least one runner, got an empty list")
     with judging(runners):
-        return _checked(bundle, runners, options or ParityOptions(), skipped, on_progress)
+        return _checked(open_bundle(bundle), runners, options or ParityOptions(), skipped, on_progress)
 
 
 def _checked(
@@ -99,7 +102,7 @@ def _checked(
 ) -> ParityReport:
     why = why_no_model(bundle)
     reference = None if why else Reference(bundle)
-    accuracy = None if reference is None else accuracy_of(bundle, options.data)
+    accuracy = None if reference is None else accuracy_of(bundle, options.images)
     trained = TrainedAccuracy(options.expected_accuracy, None if accuracy is None else accuracy.right)
     run = ParityRun(options=options, reference=reference, why_no_model=why, trained=trained, on_progress=on_progress)
     tests = [RunnerUnderTest(runner, run, CHECKS) for runner in runners]
@@ -111,10 +114,10 @@ def _checked(
         for tested in tests:
             tested.add(name, known, real=False)
     stream: ImageStream | None = None
-    if reference is not None and options.data is not None:
+    if reference is not None and options.images is not None:
         stream = ImageStream(
             bundle=bundle,
-            images=options.data,
+            images=options.images,
             batch=min(options.batch, bundle.manifest.max_batch),
             limit=options.limit,
             on_broken=options.on_broken,

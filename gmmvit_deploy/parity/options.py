@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import cast, get_args
 
-from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.arguments import require_counts, require_known, require_number
 from gmmvit_deploy.images.data.images import Images
+from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.inference.cores import cores
 from gmmvit_deploy.parity.inputs import OnBroken
 
@@ -18,7 +21,10 @@ than two images a core, all cores share each image, as they share a single one."
 class ParityOptions:
     """Options of a parity run.
 
-    data: the real images, or None.  limit: the number of images to use, spread evenly over the data; None uses all.
+    Example: ``ParityOptions(data="folder:val", limit=500)``.
+
+    data: the real images, as a text such as ``folder:val`` or a path (`images.data.open_data`), or opened; or None.
+    limit: the number of images to use, spread evenly over the data; None uses all.
     on_broken: ``fail`` ends the run at a broken image; ``skip`` leaves broken images out.
     gate: the share of PyTorch's top-1 that the runner must reach; None uses that of its precision, as MLPerf's.
     keep_decisions: the share of the images whose decision a runner must keep; None uses that of its precision.
@@ -30,7 +36,7 @@ class ParityOptions:
     batch: the size of the batches in which each runner computes all inputs, beside the smallest that it takes.
     """
 
-    data: Images | None = None
+    data: Images | Path | str | None = None
     limit: int | None = None
     on_broken: OnBroken = "fail"
     gate: float | None = None
@@ -43,17 +49,19 @@ class ParityOptions:
     batch: int = BATCH
 
     def __post_init__(self) -> None:
-        if self.gate is not None and not 0 < self.gate <= 1:
-            raise InputError(f"--gate: expected a share of PyTorch's accuracy, such as 0.999, got {self.gate}")
-        for option, share in (("keep-decisions", self.keep_decisions), ("expect-accuracy", self.expected_accuracy)):
-            # No number of images shows that all keep their decision.
-            if share is not None and not (0 < share < 1 or (share == 1 and option == "expect-accuracy")):
-                raise InputError(f"--{option}: expected a share of the images, such as 0.97, got {share}")
-        if self.snr_db is not None and not 0 < self.snr_db < 200:
-            raise InputError(f"--snr-db: expected dB, such as 20, got {self.snr_db}")
-        if self.least_cosine is not None and not 0 < self.least_cosine < 1:
-            raise InputError(f"--least-cosine: expected a cosine, such as 0.98, got {self.least_cosine}")
-        if self.on_broken not in ("fail", "skip"):
-            raise InputError(f"--on-broken: expected fail or skip, got {self.on_broken!r}")
-        if self.limit is not None and self.limit < 1:
-            raise InputError(f"--limit: expected at least 1, got {self.limit}")
+        if isinstance(self.data, str | Path):
+            object.__setattr__(self, "data", open_data(str(self.data)))
+        require_number("gate", self.gate, "a share of PyTorch's accuracy, such as 0.999", lambda share: 0 < share <= 1)
+        share = "a share of the images, such as 0.97"
+        # No number of images shows that all keep their decision.
+        require_number("keep_decisions", self.keep_decisions, share, lambda value: 0 < value < 1)
+        require_number("expected_accuracy", self.expected_accuracy, share, lambda value: 0 < value <= 1)
+        require_number("snr_db", self.snr_db, "dB, such as 20", lambda value: 0 < value < 200)
+        require_number("least_cosine", self.least_cosine, "a cosine, such as 0.98", lambda value: 0 < value < 1)
+        require_known("on_broken", self.on_broken, get_args(OnBroken))
+        require_counts(limit=self.limit, batch=self.batch)
+
+    @property
+    def images(self) -> Images | None:
+        """``data``, opened."""
+        return cast("Images | None", self.data)

@@ -16,13 +16,15 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
+from gmmvit_deploy.bulk._local import classify_locally
 from gmmvit_deploy.bulk._storage import JOB_FOLDER
+from gmmvit_deploy.bulk.job import Job
 from gmmvit_deploy.bulk.run import REPORT, classify_source
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from tests.bulk.sources import MIXED, OTHERS, images, write_folder, write_tar
-from tests.cli.terminal import Gmmvit, done
+from tests.cli.terminal import Gmmvit, done, gmmvit_here
 from tests.pages import require_readable_page
 from tests.waiting import wait_until
 
@@ -234,6 +236,20 @@ def test_two_ray_workers(quiet: dict[str, bytes], source: Path, bundle: Bundle, 
         ray.shutdown()
     assert result.complete
     assert shards_in(tmp_path) == quiet
+
+
+def test_ctrl_c_says_what_is_kept_and_what_to_type(
+    source: Path, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(job: Job, shards: Any, **options: Any) -> None:
+        classify_locally(job, shards[:2], **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gmmvit_deploy.bulk.run.classify_locally", interrupted)
+    answer = gmmvit_here(*command(bundle, source, tmp_path, "--workers", "1")[3:])
+    assert answer.status == 130
+    kept = f"{tmp_path} keeps {2 * SHARD} of {COUNT} images; to continue, type the same command again"
+    assert kept in " ".join(answer.err.split())
 
 
 def test_the_source_is_damaged_in_the_middle_of_a_run(bundle: Bundle, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from gmmvit_deploy.bulk._plan import Plan, shard_name
 from gmmvit_deploy.bulk._shard import count_of_shard
 from gmmvit_deploy.bulk._storage import Claims, Storage
 from gmmvit_deploy.bulk.job import Job, OpenJob, require_bulk_runner, settings_of
+from gmmvit_deploy.bulk.run import kept_images
 from gmmvit_deploy.bulk.source import open_source
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
@@ -26,7 +27,7 @@ from tests.conftest import cifar_options, golden
 FILES = images(12, broken=5)
 
 
-def planned(bundle: Bundle, source: Path, folder: str) -> tuple[Job, Plan, Storage]:
+def planned(bundle: Bundle, source: Path, folder: str, **changes: Any) -> tuple[Job, Plan, Storage]:
     job = Job(
         bundle=bundle.path,
         source=open_source(str(source)),
@@ -36,6 +37,7 @@ def planned(bundle: Bundle, source: Path, folder: str) -> tuple[Job, Plan, Stora
         shard_images=6,
         decode_threads=1,
     )
+    job = replace(job, **changes)
     return job, *settled(job.source, folder, settings_of(job, bundle))
 
 
@@ -77,6 +79,33 @@ def test_a_job_in_memory_has_the_bytes_of_a_job_on_a_disk(bundle: Bundle, tmp_pa
         written.append([storage.read(shard_name(shard.number)) for shard in plan.shards])
         assert [count_of_shard(storage, shard.number)[1] for shard in plan.shards] == [0, 1]
     assert written[0] == written[1]
+
+
+def test_an_interrupted_shard_continues_where_its_rows_were_kept(bundle: Bundle, tmp_path: Path) -> None:
+    folder = tmp_path / "to"
+    source = write_folder(tmp_path / "s", FILES)
+    job, plan, storage = planned(bundle, source, str(folder), shard_images=len(FILES), keep_every_s=0.0)
+    (shard,) = plan.shards
+    with OpenJob(job) as opened:
+        opened.classify(shard)
+    expected = storage.read(shard_name(0))
+    storage.remove(shard_name(0))
+    seen: list[int] = []
+
+    def interrupt(count: int) -> None:
+        seen.append(count)
+        raise KeyboardInterrupt
+
+    for kept in (4, 8):
+        with OpenJob(job) as opened, pytest.raises(KeyboardInterrupt):
+            opened.classify(shard, interrupt)
+        assert kept_images(folder) == (kept, len(FILES))
+    with OpenJob(job) as opened:
+        opened.classify(shard, seen.append)
+    assert seen == [4, 4, 4]
+    assert storage.read(shard_name(0)) == expected
+    assert kept_images(folder) == (len(FILES), len(FILES))
+    assert not list(folder.rglob("rows-*"))
 
 
 def test_two_writers_of_a_shard_without_locks(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

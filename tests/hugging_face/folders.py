@@ -35,6 +35,8 @@ _SWIN = {
     "num_heads": [2, 4],
     "mlp_ratio": 2.0,
 }
+_TEXT = {name: _VIT[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")}
+_RESNET = {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "layer_type": "basic"}
 _SQUARE = {"size": {"height": 32, "width": 32}}
 _SHORTEST = {"size": {"shortest_edge": 37}, "crop_size": {"height": 32, "width": 32}}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
@@ -68,6 +70,20 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     ),
     "dinov2_registers": ("Dinov2WithRegistersForImageClassification", _DINO, "BitImageProcessor", _SHORTEST),
     "vit_msn": ("ViTMSNForImageClassification", _VIT, "ViTImageProcessor", _SQUARE),
+    "clip": ("CLIPForImageClassification", {"vision_config": _VIT, "text_config": _TEXT}, "ViTImageProcessor", _SQUARE),
+    "siglip": (
+        "SiglipForImageClassification",
+        {"vision_config": _VIT, "text_config": _TEXT},
+        "SiglipImageProcessor",
+        _SQUARE,
+    ),
+    "convnext": (
+        "ConvNextForImageClassification",
+        {"image_size": 32, "hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
+        "ConvNextImageProcessor",
+        {"size": {"shortest_edge": 32}, "crop_pct": 0.875},
+    ),
+    "resnet": ("ResNetForImageClassification", _RESNET, "ViTImageProcessor", _SQUARE),
 }
 """Name of a test folder → (class of the model, fields of the configuration, image processor, its fields)."""
 BACKBONES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
@@ -75,12 +91,7 @@ BACKBONES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "vit_msn_backbone": ("ViTMSNModel", _VIT, "ViTImageProcessor", _SQUARE),
     "swin_backbone": ("SwinModel", _SWIN, "ViTImageProcessor", _SQUARE),
     "ijepa_backbone": ("IJepaModel", _VIT, "ViTImageProcessor", _SQUARE),
-    "resnet_backbone": (
-        "ResNetModel",
-        {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "layer_type": "basic"},
-        "ViTImageProcessor",
-        _SQUARE,
-    ),
+    "resnet_backbone": ("ResNetModel", _RESNET, "ViTImageProcessor", _SQUARE),
     "dinov2_backbone": ("Dinov2Model", {**_DINO, "image_size": 56}, "BitImageProcessor", _SHORTEST),
 }
 """The same for networks without a classifier."""

@@ -95,6 +95,15 @@ def test_the_graph_computes_the_logits_and_our_kernel_its_attentions(name: str, 
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("name", ["clip", "siglip", "convnext", "resnet"])
+def test_the_graphs_of_other_classes_give_the_logits(name: str, tmp_path: Path) -> None:
+    onnx.save(onnx_from_model(folded(name).model, preprocessing=None, max_batch=8), tmp_path / "model.onnx")
+    logits = program_from_onnx(tmp_path / "model.onnx").run(images().numpy())
+    exact, noise = reference(name)
+    assert np.abs(logits - exact).max() <= limit_from_noise(noise, "fp32").largest
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "precision"), [("swin", "fp16"), ("beit", "bf16")])
 def test_half_precision_stays_within_the_limits(name: str, precision: Precision) -> None:
     proto = graph_from_model(loaded(name), precision, preprocessing=None, max_batch=8).proto

@@ -206,9 +206,9 @@ class TestThresholdFiles:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": "multi-label"}, "--task multi needs the probability"),
-        ({"thresholds": 0.5}, "--thresholds belongs to a multi-label network"),
-        ({"task": "multi-label", "thresholds": 0.5, "outputs": ("features",)}, "--outputs features writes no logits"),
+        ({"task": "multi-label"}, "the task multi-label needs thresholds"),
+        ({"thresholds": 0.5}, "thresholds belong to a multi-label network"),
+        ({"task": "multi-label", "thresholds": 0.5, "outputs": ("features",)}, "the outputs have no logits"),
     ],
     ids=["no thresholds", "no task", "no logits"],
 )

@@ -120,7 +120,7 @@ def test_an_expected_accuracy_without_images_fails(bundle: Bundle) -> None:
         "onnxruntime: accuracy: --expect-accuracy 0.93: PyTorch's accuracy was not measured: no labelled images were "
         "given; add --data"
     ]
-    with pytest.raises(InputError, match=r"--expect-accuracy: expected a share of the images, such as 0.97, got 93"):
+    with pytest.raises(InputError, match=r"expected_accuracy: expected a share of the images, such as 0.97, got 93"):
         ParityOptions(expected_accuracy=93)
 
 

@@ -143,6 +143,8 @@ class FoldedModel:
 def fold(model: Model, *, in_place: bool = False) -> FoldedModel:
     """Run every folding pass on a copy of ``model``, or on ``model`` itself with ``in_place``, which saves its memory.
 
+    Example: ``fold(load_checkpoint("checkpoint.pth").model).masks``.
+
     Errors: FoldError when the requirements or the end state of a pass do not hold, or when no pass folds a step.
     """
     trained = {key: step.matrix().detach().clone() for key, step in _steps(model).items()}

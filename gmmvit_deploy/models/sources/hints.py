@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, get_args
 
+from gmmvit_deploy.arguments import require_counts, require_known, require_number
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.specs import CHANNELS, INTERPOLATIONS, Interpolation, interpolation_named
 
@@ -53,7 +54,9 @@ def _yes_or_no(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadHints:
-    """Values of the command line's options; None for an option that is not given. `SETTINGS` explains the others.
+    """What the user states about a network because its checkpoint may not show it; None for what is not stated.
+
+    Example: ``LoadHints(model="vit_tiny_patch16_224")``; ``LoadHints(heads=3, channels=3)``.
 
     image_size: the side of the images in pixels.
     model: the name of an architecture of timm, or ``torchvision:VisionTransformer``, or a class as ``FILE.py:CLASS``.
@@ -62,6 +65,7 @@ class LoadHints:
     head: the path of the file of a linear classifier for a backbone without classifier, such as a DINO backbone.
     only_features: True if only the features of the network are needed, so that a file may have no classifier.
     only_tensors: True if the images are prepared outside of this package, so that it need not know how.
+    `SETTINGS` explains the others.
     Errors: InputError when a value is out of range.
     """
 
@@ -143,35 +147,33 @@ class LoadHints:
     only_tensors: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("image_size", "resize_to", "heads", "head_blocks"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                option = f"--set {name}" if name in SETTINGS else f"--{name.replace('_', '-')}"
-                raise InputError(f"{option}: expected at least 1, got {value}")
+        require_counts(
+            image_size=self.image_size, resize_to=self.resize_to, heads=self.heads, head_blocks=self.head_blocks
+        )
         if self.interpolation is not None:
             interpolation_named(self.interpolation)
             if self.resize_to is None:
                 raise InputError(
-                    "--set interpolation resamples position embeddings for another image size, which is not given",
-                    hint="add --resize-to PIXELS, or leave --set interpolation out",
+                    "interpolation resamples position embeddings for another image size, which is not given",
+                    hint="also give resize_to (--resize-to PIXELS), or leave interpolation out",
                 )
-        if self.channels is not None and self.channels not in CHANNELS:
-            raise InputError(f"--set channels: expected one of {', '.join(map(str, CHANNELS))}, got {self.channels}")
         described = (self.head_blocks, self.head_average, self.head_name)
         if self.head is None and any(value not in (None, False) for value in described):
             raise InputError(
-                "--set head_blocks, head_average and head_name describe a linear head", hint="add --head FILE"
+                "head_blocks, head_average and head_name describe a linear head, which is not given",
+                hint="also give head (--head FILE)",
             )
-        for name, values in (("source", SOURCES), ("pool", TYPED_POOLS)):
-            if getattr(self, name) not in (None, *values):
-                raise InputError(f"--set {name}: expected {' or '.join(values)}, got {getattr(self, name)!r}")
-        if self.scale_adjustment is not None and not 0 < self.scale_adjustment < math.inf:
-            raise InputError(f"--set scale_adjustment: expected a number above 0, got {self.scale_adjustment:g}")
+        for name, values in (("channels", CHANNELS), ("source", SOURCES), ("pool", TYPED_POOLS)):
+            require_known(name, getattr(self, name), values)
+        require_number(
+            "scale_adjustment", self.scale_adjustment, "a number above 0", lambda value: 0 < value < math.inf
+        )
         stages = self.decomposed_stages
         if stages is not None and (min(stages, default=1) < 1 or len({*stages}) != len(stages)):
             raise InputError(
-                f"--set decomposed_stages: expected different numbers of at least 1, got {','.join(map(str, stages))}",
-                hint="type for example --set decomposed_stages=1,2,3; the first stage has the number 1",
+                f"decomposed_stages: expected different numbers of at least 1, got {','.join(map(str, stages))}",
+                hint="the first stage has the number 1; for example, decomposed_stages=(1, 2, 3), or on the command "
+                "line --set decomposed_stages=1,2,3",
             )
 
     def typed(self) -> dict[str, str]:

@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gmmvit_deploy.arguments import require_counts
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import ImageError, InputError, RequestRejectedError, ServerError
 from gmmvit_deploy.files.writing import new_file
 from gmmvit_deploy.images.data.other_formats import as_served, pixels_of_file
@@ -24,8 +26,6 @@ from gmmvit_deploy.runtimes.runners.open import open_runner
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from gmmvit_deploy.bundle.artifacts import Bundle
 
 
 DEFAULT_RETRY_S = 30.0
@@ -169,14 +169,18 @@ class TritonClassifier(Classifier):
 
 
 class BundleClassifier(Classifier):
-    """Classifies with a bundle in this process, without a server."""
+    """Classifies with a bundle in this process, without a server.
 
-    def __init__(self, bundle: Bundle, *, runner: str | None = None) -> None:
+    Example: ``classify_files(BundleClassifier("bundle"), ["photo.jpg"])``.
+    """
+
+    def __init__(self, bundle: Bundle | Path | str, *, runner: str | None = None) -> None:
         """Open a bundle.
 
         runner: ``NAME[:PRECISION]``; None takes the bundle's choice for this machine.
         Errors: those of the runner. InputError when the runner is unknown, and when the bundle has no mean and std.
         """
+        bundle = open_bundle(bundle)
         if bundle.manifest.image.normalisation is None:
             raise InputError(
                 f"{bundle.path}: the bundle has no mean and std, so images cannot be turned into inputs",
@@ -214,7 +218,7 @@ def _each(images: Sequence[bytes], prepare: Callable[[bytes], Any]) -> list[Any]
 
 def classify_files(
     classifier: Classifier,
-    files: Sequence[Path],
+    files: Sequence[Path | str],
     *,
     top: int = 5,
     batch: int = 16,
@@ -224,6 +228,8 @@ def classify_files(
 ) -> list[Classification]:
     """Classify files in concurrent batches; the results have the order of ``files``.
 
+    Example: ``classify_files(BundleClassifier("bundle"), ["photo.jpg"])[0].predictions[0].label``.
+
     top: number of predictions per file.  batch: files in a batch.  concurrency: batches that run at once.
     features: True to also return the features. For a network without logits, there are only features.
     If a file cannot be read or decoded, or its logits are not finite, its result has an ``error``; the other files are
@@ -232,10 +238,12 @@ def classify_files(
     Errors: ServerError when the server fails or stops answering.
     InputError when the network has no logits and ``features`` is False, or has no features and ``features`` is True.
     """
+    require_counts(top=top, batch=batch, concurrency=concurrency)
+    paths = [Path(file) for file in files]
     classifier.require_outputs(logits=not features, features=features)
     asked = classifier.outputs if features else ("logits",)
     size = max(1, min(batch, classifier.max_batch))
-    batches = (files[start : start + size] for start in range(0, len(files), size))
+    batches = (paths[start : start + size] for start in range(0, len(paths), size))
     answers: dict[Path, Classification] = {}
     notice = classifier.notice
     with ThreadPoolExecutor(max_workers=concurrency) as pool:
@@ -244,7 +252,7 @@ def classify_files(
         ):
             answers |= {answer.path: replace(answer, notice=notice, bundle=classifier.bundle) for answer in done}
             on_progress(Progress("classify", len(answers), len(files)))
-    return [answers[file] for file in files]
+    return [answers[path] for path in paths]
 
 
 def _bounded(

@@ -53,7 +53,7 @@ def runner_from(text: str, known: Collection[str] = RUNNERS, *, precision: Preci
     precision_from(runner.precision)
     if runner.form and (runner.precision != "int8" or runner.form not in FORMS or runner.name not in ON_CPUS):
         raise InputError(
-            f"--runner {text}: {runner.name}:{runner.precision} has no form {runner.form!r}",
+            f"runner {text}: {runner.name}:{runner.precision} has no form {runner.form!r}",
             hint=f"type the precision alone; only int8 of {', '.join(ON_CPUS)} has forms: {', '.join(FORMS)}",
         )
     return runner

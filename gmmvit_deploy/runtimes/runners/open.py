@@ -1,4 +1,4 @@
-"""Open a runner by its name on the command line.
+"""Open a runner by its name.
 
 A runner is a runtime, engine or server that computes the logits. ``onnxruntime`` and ``openvino`` run a graph of the
 bundle unchanged, with the runtime's built-in operators. ``openvino+kernels`` runs the graph with this project's CPU
@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 
-from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import Variant, cpu_form, open_variant, record_of
 from gmmvit_deploy.errors import InputError, RunnerUnavailableError
 from gmmvit_deploy.inference.precision import ONNXRUNTIME_PRECISIONS, Precision, graph_precision
@@ -34,7 +34,7 @@ from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 _OF_THE_MODULE = {"eager": EagerRunner, "compile": CompiledRunner}
 _OF_A_GPU = {"onnxruntime-cuda": cuda_runner, "onnxruntime-tensorrt": tensorrt_runner}
 _OF_GRAPHS = tuple(name for name in RUNNERS if name in (*ON_CPUS, *ON_GPUS))
-_PRECISION_ONLY_FOR = f"--precision, or a precision after the name, is only for {', '.join(_OF_GRAPHS)}"
+_PRECISION_ONLY_FOR = f"only {', '.join(_OF_GRAPHS)} take a precision"
 
 
 def default_runners(bundle: Bundle, precision: Precision = "fp32") -> tuple[list[str], list[str]]:
@@ -124,19 +124,21 @@ def proof_programs(bundle: Bundle, variant: Variant) -> dict[str, Callable[[], R
 
 def open_runner(
     name: str | RunnerName,
-    bundle: Bundle,
+    bundle: Bundle | Path | str,
     *,
     url: str | None = None,
     model: str = DEFAULT_MODEL,
     access: Access = NO_ACCESS,
-    engine: Path | None = None,
+    engine: Path | str | None = None,
     precision: Precision = "fp32",
     takes_other_bundle: bool = False,
     threads: int = 0,
 ) -> Runner:
-    """Open a runner by its name.
+    """Open a runner by its name, and close it at the end of a ``with`` block.
 
-    name: as on the command line, such as ``openvino:bf16``.
+    Example: ``open_runner("openvino:bf16", "bundle").run(images)``, with ``images`` as in `Runner`.
+
+    name: of `RUNNERS`, with a precision if it is not float32, such as ``openvino:bf16``.
     url: address of a Triton server; the protocol must match the runner's name.  model: name of the server's ensemble.
     engine: folder of an engine, for the runners ``tensorrt`` and ``tensorrt-rtx``.
     precision: of a name without a precision. For bf16, OpenVINO runs the float32 graph.
@@ -146,6 +148,7 @@ def open_runner(
     ONNX Runtime cannot run the graph on the GPU.
     Every other error that the runner raises when it opens.
     """
+    bundle = open_bundle(bundle)
     runner = runner_from(name, precision=precision) if isinstance(name, str) else name
     name = runner.name
     if name in DEFAULT_URLS:
@@ -155,13 +158,13 @@ def open_runner(
             raise InputError(f"runner {name}: expected a {protocol}:// address, or {protocol}s://, got {address}")
         return TritonRunner(bundle, address, model=model, access=access, takes_other_bundle=takes_other_bundle)
     if url is not None:
-        raise InputError(f"runner {name} runs in this process; --url is only for triton-grpc and triton-http")
+        raise InputError(f"runner {name} runs in this process; only triton-grpc and triton-http take a url")
     if (engine is not None) != (name in FLAVORS):
-        raise InputError(f"runner {name} {'needs --engine' if name in FLAVORS else 'takes no --engine'}")
+        raise InputError(f"runner {name} {'needs an' if name in FLAVORS else 'takes no'} engine")
     if runner.precision != "fp32" and name not in _OF_GRAPHS:
         raise InputError(f"runner {name} has a fixed precision; {_PRECISION_ONLY_FOR}")
     if engine is not None:
-        opened = open_engine(engine)
+        opened = open_engine(Path(engine))
         if opened.card.flavor != name:
             raise InputError(f"{engine}: expected an engine of {name}, got an engine of {opened.card.flavor}")
         return EngineRunner(bundle, opened)
@@ -214,18 +217,14 @@ def open_runners(
         raise InputError(f"runner {', '.join(repeated)} is named more than once")
     by_protocol = {protocol_of(url): url for url in urls}
     if len(by_protocol) < len(urls):
-        raise InputError(f"--url is given {len(urls)} times; expected once for each protocol")
+        raise InputError(f"got {len(urls)} addresses of servers; expected one for each protocol")
     idle = [url for protocol, url in by_protocol.items() if f"triton-{protocol}" not in bare]
     if idle and not any(name in DEFAULT_URLS for name in bare):
-        raise InputError(
-            f"runner {', '.join(bare)} runs in this process; --url is only for triton-grpc and triton-http"
-        )
+        raise InputError(f"runner {', '.join(bare)} runs in this process; only triton-grpc and triton-http take a url")
     if idle:
-        raise InputError(
-            f"--url {idle[0]}: no runner uses the protocol of this address; the runners are {', '.join(bare)}"
-        )
+        raise InputError(f"{idle[0]}: no runner uses the protocol of this address; the runners are {', '.join(bare)}")
     if engine is not None and not set(bare) & set(FLAVORS):
-        raise InputError(f"runner {', '.join(bare)} takes no --engine; --engine is only for {' and '.join(FLAVORS)}")
+        raise InputError(f"runner {', '.join(bare)} takes no engine; only {' and '.join(FLAVORS)} take one")
     if precision != "fp32" and not set(bare) & set(_OF_GRAPHS):
         raise InputError(f"runner {', '.join(bare)} has a fixed precision; {_PRECISION_ONLY_FOR}")
     with ExitStack() as stack:

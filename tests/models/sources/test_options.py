@@ -125,13 +125,13 @@ def test_another_text_is_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"decomposed_stages": (0, 1)}, "--set decomposed_stages: expected different numbers of at least 1, got 0,1"),
-        ({"scale_adjustment": 0.0}, "--set scale_adjustment: expected a number above 0, got 0"),
-        ({"pool": "max"}, "--set pool: expected cls or mean or pooler, got 'max'"),
-        ({"source": "keras"}, "--set source: expected spt-lsa or vit-pytorch, got 'keras'"),
-        ({"image_size": 0}, "--image-size: expected at least 1, got 0"),
-        ({"heads": 0}, "--set heads: expected at least 1, got 0"),
-        ({"channels": 5}, "--set channels: expected one of 1, 2, 3, 4, got 5"),
+        ({"decomposed_stages": (0, 1)}, "decomposed_stages: expected different numbers of at least 1, got 0,1"),
+        ({"scale_adjustment": 0.0}, "scale_adjustment: expected a number above 0, got 0"),
+        ({"pool": "max"}, "pool: expected cls or mean or pooler, got 'max'"),
+        ({"source": "keras"}, "source: expected spt-lsa or vit-pytorch, got 'keras'"),
+        ({"image_size": 0}, "image_size: expected a whole number of at least 1, got 0"),
+        ({"heads": 0}, "heads: expected a whole number of at least 1, got 0"),
+        ({"channels": 5}, "channels: expected 1 or 2 or 3 or 4, got 5"),
         ({"interpolation": "bicubic"}, "expected one of timm, torchvision, deit, dino, got 'bicubic'"),
     ],
 )

@@ -53,9 +53,9 @@ def test_an_engine_of_another_gpu_is_refused(
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("tensorrt", {}, "runner tensorrt needs --engine"),
+        ("tensorrt", {}, "runner tensorrt needs an engine"),
         ("tensorrt", {"engine": "E"}, "expected an engine of tensorrt, got an engine of tensorrt-rtx"),
-        ("onnxruntime", {"engine": "E"}, "runner onnxruntime takes no --engine"),
+        ("onnxruntime", {"engine": "E"}, "runner onnxruntime takes no engine"),
         ("eager", {"precision": "fp16"}, "runner eager has a fixed precision"),
     ],
 )

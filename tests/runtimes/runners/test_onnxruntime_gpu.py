@@ -196,7 +196,7 @@ def test_engines_are_stored_by_the_hash_of_the_graph(bundle: Bundle, tmp_path: P
 
 
 def test_names_take_a_precision_and_no_engine(bundle: Bundle, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="runner onnxruntime-cuda takes no --engine"):
+    with pytest.raises(InputError, match="runner onnxruntime-cuda takes no engine"):
         open_runner("onnxruntime-cuda", bundle, engine=tmp_path)
     with (
         pytest.raises(BundleError, match=r"expected the graph graphs/fp16\.onnx"),

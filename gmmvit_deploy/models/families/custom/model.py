@@ -64,7 +64,7 @@ def _run(file: OwnFile) -> ModuleType:
     # dataclasses and pickle look a class up in the module that defines the class, so the module must have a name.
     name = f"gmmvit_own_class_{file.sha256[:16]}"
     module = ModuleType(name)
-    module.__file__ = file.path
+    module.__file__, module.__package__ = file.path, file.package
     sys.modules[name] = module
     try:
         with errors_of_file(file, "the file cannot be run"):

@@ -46,11 +46,15 @@ class CustomSpec(ModelSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnFile:
-    """A Python file that the user named, by the path as typed, and its content: exactly the bytes that are run."""
+    """A Python file that the user named, by the path as typed, and its content: exactly the bytes that are run.
+
+    package: the dotted name of the package that the file lies in, for relative imports; "" for a file on its own.
+    """
 
     path: str
     sha256: str
     source: bytes
+    package: str = ""
 
 
 _PERMITTED: dict[str, OwnFile] = {}  # SHA-256 → file

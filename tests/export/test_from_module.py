@@ -1,0 +1,104 @@
+"""A network in memory: exported by its class, which other processes can import, or refused with what to type."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gmmvit_deploy
+from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.models.families.custom.spec import CustomSpec
+from tests.cli.terminal import gmmvit_here
+from tests.models.families.custom.own_files import ARGUMENTS, NETWORK, forget_files
+
+EXAMPLE = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+STATED: dict[str, Any] = {"example": EXAMPLE, "mean": [0.5] * 3, "std": [0.25] * 3, "labels": [*"abcde"]}
+MEMORY = f"""{NETWORK.replace("from torch import nn", "from .layers import nn")}
+
+class Probabilities(Net):
+    def forward(self, x):
+        return super().forward(x).softmax(1)
+
+
+def closed():
+    class Inner(Net):
+        pass
+    return Inner()
+"""
+
+
+@pytest.fixture
+def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A module of a user's package, with a relative import."""
+    package = tmp_path / "package_of_a_user"
+    package.mkdir()
+    for name, text in {"__init__": "", "layers": "from torch import nn\n", "nets": MEMORY}.items():
+        (package / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    forget_files(monkeypatch)
+    from package_of_a_user import nets  # type: ignore[import-not-found]
+
+    yield nets
+    for name in [name for name in sys.modules if name.startswith(package.name)]:
+        del sys.modules[name]
+
+
+@pytest.mark.integration
+def test_a_network_in_memory_and_what_the_bundle_records(
+    nets: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = nets.Net(**ARGUMENTS).train()
+    bundle = gmmvit_deploy.export(network, tmp_path / "bundle", model_args=ARGUMENTS, outputs="logits", **STATED)
+    spec = bundle.manifest.spec
+    assert isinstance(spec, CustomSpec)
+    assert (spec.code_file, spec.class_name, spec.model_args) == ("nets.py", "Net", ARGUMENTS)
+    assert bundle.manifest.labels == ("a", "b", "c", "d", "e")
+    assert network.training
+    stored = bundle.golden_set()
+    with torch.inference_mode():
+        expected = network.eval()(torch.from_numpy(stored.tensors)).numpy()
+    with gmmvit_deploy.open_runner("onnxruntime", tmp_path / "bundle") as runner:
+        np.testing.assert_allclose(runner.run(stored.inputs), expected, rtol=0, atol=1e-5)
+    forget_files(monkeypatch)  # as a new process, which names the file
+    answer = gmmvit_here("parity", bundle.path, "--runner", "eager", "--model", f"{nets.__file__}:Net")
+    assert answer.status == 0, answer.err
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "message", "hint"),
+    [
+        (lambda nets: nets.Net(**ARGUMENTS), {}, "module: .* keys do not fit the class Net", "give model_args"),
+        (lambda nets: nets.Net(heads=2), {}, "gives other logits, which differ by up to", "give model_args"),
+        (
+            lambda nets: nets.Net(),
+            {"model_args": {"hds": 2}},
+            "module: .* unexpected keyword .*'hds'",
+            "give model_args",
+        ),
+        (lambda nets: nets.Probabilities(), {}, "module: .* got probabilities", "returns only the logits"),
+        (lambda nets: nets.closed(), {}, "class closed.<locals>.Inner is defined inside", "from net import Inner"),
+        (
+            lambda nets: type("Cell", (nets.Net,), {"__module__": "__main__"})(),
+            {},
+            "in this notebook",
+            "from net import",
+        ),
+        (lambda nets: nets.Net(), {"example": EXAMPLE[:, :, :8]}, r"square images, .* got .*\(2, 3, 8, 16\)", "randn"),
+        (lambda nets: nets.Net(), {"labels": ["a"]}, "labels: expected 5 labels", "of each class"),
+    ],
+    ids=["keys", "logits", "arguments", "softmax", "closure", "notebook", "example", "labels"],
+)
+def test_a_network_that_is_refused(
+    make: Any, changes: dict[str, Any], message: str, hint: str, nets: ModuleType, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message) as refused:
+        gmmvit_deploy.export(make(nets), tmp_path / "bundle", **STATED | changes)
+    assert hint in refused.value.hint
+    assert not (tmp_path / "bundle").exists()
