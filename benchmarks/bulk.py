@@ -38,7 +38,7 @@ from gmmvit_deploy.bulk.pipeline import decoded_batches
 from gmmvit_deploy.bulk.run import classify_source
 from gmmvit_deploy.bulk.source import Entry, open_source
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.export.options import ExportOptions
+from gmmvit_deploy.exporting.options import ExportOptions
 from gmmvit_deploy.images.data.formats import digits
 from gmmvit_deploy.inference.cores import cores
 from gmmvit_deploy.measure.statistics import ratio

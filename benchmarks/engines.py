@@ -33,7 +33,7 @@ from benchmarks.shared import run_card
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.places import FAMILIES, result_of
 from benchmarks.shared.systems import SYSTEMS, system_model
-from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
+from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.inference.precision import PRECISIONS, QUANTIZED, Precision
 from gmmvit_deploy.models.families import family_named, model_from_spec, preset_spec
 from gmmvit_deploy.models.layers.model import Model

@@ -27,7 +27,7 @@ from benchmarks.shared import run_card
 from benchmarks.shared.open_loop import KEY, Send, closed_loop, grpc_sender, http_request, http_sender, message
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.places import ROOT
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.serving.gateway.gateway import Gateway

@@ -39,7 +39,7 @@ from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.waterfall import server_parts, timings_of
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.demo.models import DIGITS_SPEC, save_checkpoint
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.images.spec import image_from_pixels
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.measure.turns import settle

@@ -25,9 +25,9 @@ from benchmarks.shared import run_card
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.places import ROOT
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.export.golden import fresh_inputs
-from gmmvit_deploy.export.graphs_of_precisions import prepared_graph
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.golden import fresh_inputs
+from gmmvit_deploy.exporting.graphs_of_precisions import prepared_graph
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.parity.inputs import golden_batch
 from gmmvit_deploy.parity.measures import ErrorMeasure, Errors

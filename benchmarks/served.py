@@ -25,7 +25,7 @@ from gmmvit_deploy.bench.cells import Cell, Plan, measure, ratios
 from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.served_load import search_rate
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.export.golden import fresh_inputs
+from gmmvit_deploy.exporting.golden import fresh_inputs
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.measure.statistics import ratio
 from gmmvit_deploy.runtimes.runners.open import open_runners

@@ -44,7 +44,7 @@ from benchmarks.shared.timm_architectures import ARCHITECTURES, Architecture, ne
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import GmmvitError
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.inference.matcher import Refusal, attentions_in_onnx, summary_of

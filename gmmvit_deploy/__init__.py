@@ -31,29 +31,27 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 
 _FACE = {
     "BundleClassifier": "runtimes.runners.classify",
-    "ExportOptions": "export.options",
+    "ExportOptions": "exporting.options",
     "LoadHints": "models.sources.hints",
     "OptimizeOptions": "optimize.run",
     "ParityOptions": "parity.options",
-    "bundle_from_checkpoint": "export.bundle_from_checkpoint",
-    "bundle_from_module": "export.from_module",
+    "bundle_from_checkpoint": "exporting.bundle_from_checkpoint",
     "check_parity": "parity.check",
     "classify_files": "runtimes.runners.classify",
     "classify_source": "bulk.run",
+    "export": "exporting.from_module",
     "fold": "models.folding.fold",
     "load_checkpoint": "checkpoints.loading",
     "open_bundle": "bundle.artifacts",
     "open_runner": "runtimes.runners.open",
     "optimize_bundle": "optimize.run",
-    "variant_from_bundle": "export.variants",
+    "variant_from_bundle": "exporting.variants",
 }
 """Name → the module that has it."""
-__all__ = ["export", *_FACE]
+__all__ = [*_FACE]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "export":  # a package that can be called
-        return import_module(f"{__name__}.export")
     if name not in _FACE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_FACE[name]}"), name)

@@ -1,10 +1,10 @@
 from gmmvit_deploy.bulk.run import classify_source as classify_source
 from gmmvit_deploy.bundle.artifacts import open_bundle as open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint as load_checkpoint
-from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint as bundle_from_checkpoint
-from gmmvit_deploy.export.from_module import bundle_from_module as bundle_from_module
-from gmmvit_deploy.export.options import ExportOptions as ExportOptions
-from gmmvit_deploy.export.variants import variant_from_bundle as variant_from_bundle
+from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint as bundle_from_checkpoint
+from gmmvit_deploy.exporting.from_module import export as export
+from gmmvit_deploy.exporting.options import ExportOptions as ExportOptions
+from gmmvit_deploy.exporting.variants import variant_from_bundle as variant_from_bundle
 from gmmvit_deploy.models.folding.fold import fold as fold
 from gmmvit_deploy.models.sources.hints import LoadHints as LoadHints
 from gmmvit_deploy.optimize.run import OptimizeOptions as OptimizeOptions

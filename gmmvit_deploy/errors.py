@@ -25,9 +25,6 @@ of the error's class. The command line prints ``Error: <message>`` and ``hint: <
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 READABLE_HINT = "give a file that this user may read, on a disk that works"
 """The hint of an error about a file that the operating system does not let this process read."""
 
@@ -91,37 +88,6 @@ class RunnerUnavailableError(InputError):
 
     If a runtime supports the precision but fails on a graph, the error is BundleError instead.
     """
-
-
-class Refusals:
-    """Collects the errors of several checks, so that a user can correct all of them before the next try.
-
-    refusals = Refusals()
-    with refusals.collected():
-        require_output(out)
-    with refusals.collected():
-        labels = labels_from(text)
-    refusals.raise_all()
-    """
-
-    def __init__(self) -> None:
-        self._errors: list[GmmvitError] = []
-
-    @contextmanager
-    def collected(self) -> Iterator[None]:
-        try:
-            yield
-        except GmmvitError as exc:
-            self._errors.append(exc)
-
-    def raise_all(self) -> None:
-        """Raise the only error itself; several as one ServerError if all are of this class, else as one InputError."""
-        if len(self._errors) == 1:
-            raise self._errors[0]
-        if self._errors:
-            own = [f"{exc}\n  {exc.hint}" if exc.hint != exc.default_hint else str(exc) for exc in self._errors]
-            kind = ServerError if all(isinstance(exc, ServerError) for exc in self._errors) else InputError
-            raise kind(f"{len(own)} errors:\n- " + "\n- ".join(own), hint="correct all of them")
 
 
 class FoldError(GmmvitError):

@@ -24,9 +24,9 @@ from hypothesis import settings
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model
-from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
+from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.inference.cores import cpu_features

@@ -10,7 +10,7 @@ import torch
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.demo.models import save_checkpoint
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.models.families import model_from_spec, preset_spec
 from gmmvit_deploy.models.layers.model import Model

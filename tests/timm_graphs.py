@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from gmmvit_deploy.export._declared_roles import name_nodes
+from gmmvit_deploy.exporting._declared_roles import name_nodes
 from gmmvit_deploy.models.families.timm.model import TimmModel
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.specs import MaskSpec

@@ -18,7 +18,7 @@ from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.timm_architectures import ARCHITECTURES, network_of
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.inference.preprocess import RESAMPLING
 from gmmvit_deploy.parity.measures import ErrorMeasure
 from gmmvit_deploy.parity.reference import Reference

@@ -19,8 +19,8 @@ from torch import nn
 
 from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.systems import SYSTEMS, system_pair
-from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
+from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.inference.precision import Precision, Role
 from gmmvit_deploy.models.families import model_from_spec, preset_spec
 from gmmvit_deploy.models.families.cait.model import TalkingHeadsAttention

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.export.onnx_from_model import OPSET, quiet_exporter
+from gmmvit_deploy.exporting.onnx_from_model import OPSET, quiet_exporter
 
 
 def straight_graph(model: nn.Module, image_shape: tuple[int, ...], max_batch: int) -> onnx.ModelProto:

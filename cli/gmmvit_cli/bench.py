@@ -24,7 +24,8 @@ from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, Panel
 from gmmvit_cli.progress import progress
 from gmmvit_cli.runners import PRECISION_OF_RUNNERS, URLS, opened_runners, runner_option
-from gmmvit_deploy.errors import InputError, Refusals
+from gmmvit_deploy.arguments import Refusals
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.inference.precision import Precision
 
 EXAMPLE = """gmmvit bench bundle --data digits --report bench.html

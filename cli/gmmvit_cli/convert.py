@@ -78,7 +78,7 @@ def convert(
         from gmmvit_deploy.runtimes.programs.image_batches import require_images
 
         opened = open_bundle(bundle)
-        from gmmvit_deploy.export.variants import variants_from_bundle  # imports torch: after the bundle is known
+        from gmmvit_deploy.exporting.variants import variants_from_bundle  # imports torch: after the bundle is known
 
         permit_class(opened, model)
         if calibration is not None:

@@ -23,8 +23,9 @@ from gmmvit_cli.options import (
 from gmmvit_cli.output import counted, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, completion, listed, output_option
 from gmmvit_cli.progress import progress
+from gmmvit_deploy.arguments import Refusals
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
-from gmmvit_deploy.errors import InputError, Refusals
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule
 from gmmvit_deploy.inference.precision import PRECISIONS, Precision
@@ -144,7 +145,7 @@ def export(
     and recorded inputs with PyTorch's logits for comparison. What is the same for every image, such as a mask on the
     attention scores, is stored in the graph as a constant. If a step fails, no files are left behind.
     """
-    from gmmvit_deploy.export.options import ExportOptions, refuse_unstated
+    from gmmvit_deploy.exporting.options import ExportOptions, refuse_unstated
 
     refusals, hints, options, normalisation, names = Refusals(), LoadHints(), ExportOptions(), Normalisation(), None
     with refusals.collected():
@@ -182,8 +183,8 @@ def export(
     collect_garbage_rarely()
     with progress("export") as on_progress:
         from gmmvit_deploy.bundle.variants import forms_in, open_variant
-        from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
-        from gmmvit_deploy.export.fastest import record_fastest
+        from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
+        from gmmvit_deploy.exporting.fastest import record_fastest
 
         bundle = bundle_from_checkpoint(
             checkpoint,

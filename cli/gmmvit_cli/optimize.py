@@ -11,8 +11,8 @@ from gmmvit_cli.options import AS_JSON, FORCE_REPORT, REPORT, complete_data, req
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, Panel
 from gmmvit_cli.progress import progress
+from gmmvit_deploy.arguments import Refusals
 from gmmvit_deploy.bundle.choices import Goal
-from gmmvit_deploy.errors import Refusals
 from gmmvit_deploy.inference.precision import SPECS
 
 if TYPE_CHECKING:

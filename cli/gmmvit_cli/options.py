@@ -19,7 +19,7 @@ from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gmmvit_deploy.export.options import Thresholds
+    from gmmvit_deploy.exporting.options import Thresholds
     from gmmvit_deploy.inference.precision import Precision
     from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT
     from gmmvit_deploy.runtimes.programs.access import Access

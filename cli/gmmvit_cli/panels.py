@@ -10,7 +10,8 @@ from typing import Any
 
 import typer
 
-from gmmvit_deploy.errors import InputError, Refusals
+from gmmvit_deploy.arguments import Refusals
+from gmmvit_deploy.errors import InputError
 
 
 def listed(names: Sequence[str]) -> str:

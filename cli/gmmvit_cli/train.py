@@ -12,7 +12,8 @@ from gmmvit_cli.options import AS_JSON, FORCE, complete_data, normalisation_from
 from gmmvit_cli.output import print_json, print_table
 from gmmvit_cli.panels import INPUT, MODEL, OUTPUT, Panel, listed, output_option
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.errors import InputError, Refusals
+from gmmvit_deploy.arguments import Refusals
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.data.files import KINDS
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule
 from gmmvit_deploy.models.families import PRESETS

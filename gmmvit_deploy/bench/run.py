@@ -18,7 +18,7 @@ from gmmvit_deploy.bench.served_load import search_rate
 from gmmvit_deploy.bench.waterfall import waterfall
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export.golden import fresh_inputs
+from gmmvit_deploy.exporting.golden import fresh_inputs
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.images.data.images import Images

@@ -20,7 +20,7 @@ from gmmvit_deploy.bench.outputs import Expected
 from gmmvit_deploy.bench.served_load import LoadSearch, search_rate
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export.golden import fresh_inputs
+from gmmvit_deploy.exporting.golden import fresh_inputs
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import require_free
 from gmmvit_deploy.inference.cores import cores

@@ -17,7 +17,7 @@ from torch import nn
 
 from gmmvit_deploy.demo.models import IMAGE_SIZE, DemoModel
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.resize_rules import resize_rule_from_timm
 from gmmvit_deploy.images.spec import ImageSpec

@@ -12,7 +12,7 @@ from torch import nn
 
 from gmmvit_deploy.checkpoints.loading import released_state_dict
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import family_named, model_from_spec

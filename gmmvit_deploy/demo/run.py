@@ -21,9 +21,9 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.demo._digits import load_digit_images, train
 from gmmvit_deploy.demo.models import DemoModel, OwnModel
 from gmmvit_deploy.errors import ExportError, GmmvitError, MissingDependencyError
-from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
-from gmmvit_deploy.export.fastest import record_fastest
-from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
+from gmmvit_deploy.exporting.fastest import record_fastest
+from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import new_folder, require_free
 from gmmvit_deploy.graphs.roles import require_known_roles
 from gmmvit_deploy.images.data.open import open_data

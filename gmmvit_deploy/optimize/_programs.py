@@ -19,7 +19,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.bundle.variants import forms_in, graph_file, open_variant, record_of
 from gmmvit_deploy.errors import GmmvitError, InputError, RunnerUnavailableError
-from gmmvit_deploy.export.variants import CALIBRATION_IMAGES, variants_from_bundle
+from gmmvit_deploy.exporting.variants import CALIBRATION_IMAGES, variants_from_bundle
 from gmmvit_deploy.inference.precision import Precision, graph_precision
 from gmmvit_deploy.inference.runner_name import Form, RunnerName
 from gmmvit_deploy.parity.inputs import ImageStream

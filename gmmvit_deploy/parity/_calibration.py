@@ -19,7 +19,7 @@ import onnx
 
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
 from gmmvit_deploy.bundle.variants import how_to_convert
-from gmmvit_deploy.export.graphs_of_precisions import quantised_again
+from gmmvit_deploy.exporting.graphs_of_precisions import quantised_again
 from gmmvit_deploy.graphs.quantized_faults import form_fault, quantized_faults
 from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity._runner_check import RunnerCheck

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ImageError, InputError
-from gmmvit_deploy.export.golden import RANDOM, fresh_inputs
+from gmmvit_deploy.exporting.golden import RANDOM, fresh_inputs
 from gmmvit_deploy.images.data.images import Images, Label, evenly_spaced
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 

@@ -7,7 +7,8 @@ import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-from gmmvit_deploy.errors import Refusals, ServerError
+from gmmvit_deploy.arguments import Refusals
+from gmmvit_deploy.errors import ServerError
 
 _WITH_OPTION = ("HTTP", "gRPC", "metrics", "classify")
 """The services whose port an option of the command line gives."""

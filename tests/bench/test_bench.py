@@ -26,7 +26,7 @@ from gmmvit_deploy.bench.run import BenchOptions, bench
 from gmmvit_deploy.bench.served_load import LoadPoint
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export.golden import fresh_inputs
+from gmmvit_deploy.exporting.golden import fresh_inputs
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.inference.cores import cores
 from gmmvit_deploy.inference.onnxruntime_program import ROWS_A_CORE

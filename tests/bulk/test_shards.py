@@ -20,7 +20,7 @@ from gmmvit_deploy.bulk.run import kept_images
 from gmmvit_deploy.bulk.source import open_source
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
 from tests.bulk.sources import images, settled, write_folder
 from tests.conftest import cifar_options, golden
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from gmmvit_deploy.checkpoints._wrapping import names_without_prefix
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from tests.conftest import MANIFEST, NAMES, golden
 from tests.golden_files import RELEASED, content_of, state_of
 

@@ -913,7 +913,7 @@ def test_the_export_starts_when_the_hint_is_followed(
         raise ReadyError
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gmmvit_deploy.export.bundle_from_checkpoint.golden_from_model", ready)
+    monkeypatch.setattr("gmmvit_deploy.exporting.bundle_from_checkpoint.golden_from_model", ready)
     Path("net.py").write_text(OWN_CLASS)
     case = EXPORTS[name]
     case.write()

@@ -17,7 +17,7 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint, released_state_di
 from gmmvit_deploy.checkpoints.reading import MODEL_METADATA_KEY
 from gmmvit_deploy.checkpoints.weights import bytes_from_model, model_from_bundle
 from gmmvit_deploy.errors import BundleError, CheckpointError, InputError
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec

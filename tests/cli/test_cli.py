@@ -16,7 +16,7 @@ import torch
 from gmmvit_cli.options import labels_from, normalisation_from
 from gmmvit_cli.output import print_json
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.export.options import ExportOptions
+from gmmvit_deploy.exporting.options import ExportOptions
 from gmmvit_deploy.models.families.vit import VIT
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.checkpoints.test_hostile_files import Calls

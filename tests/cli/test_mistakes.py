@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.errors import InputError, OutputError
-from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import new_folder
 from tests.cli.terminal import gmmvit_here, refused
 from tests.conftest import GOLDEN

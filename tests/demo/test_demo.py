@@ -18,7 +18,7 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.demo.models import DIGITS_SPEC, OwnModel
 from gmmvit_deploy.demo.run import run_demo
 from gmmvit_deploy.errors import GmmvitError
-from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.inference.int8_products import int8_saturates
 from gmmvit_deploy.inference.precision import Precision

@@ -24,7 +24,7 @@ from gmmvit_deploy.demo._timm_model import DemoTimmModel
 from gmmvit_deploy.demo.models import DemoModel, OwnModel
 from gmmvit_deploy.demo.run import run_demo
 from gmmvit_deploy.errors import InputError, MissingDependencyError, SpecError
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions
 from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.models.specs import MaskKind
 from gmmvit_deploy.runtimes.runners.names import RUNNERS

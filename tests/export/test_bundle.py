@@ -16,8 +16,8 @@ from onnx import numpy_helper
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import BundleError, ExportError, InputError, OutputError
-from gmmvit_deploy.export import bundle_from_checkpoint as module
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting import bundle_from_checkpoint as module
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.files.writing import sha256_of_bytes, sha256_of_file
 from gmmvit_deploy.inference.preprocess import tensor_from_pixels
 from gmmvit_deploy.models.sources.hints import LoadHints

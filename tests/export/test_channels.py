@@ -17,8 +17,8 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import released_state_dict
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.models.families import model_from_spec

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model, quiet_exporter
+from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
+from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model, quiet_exporter
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import with_role

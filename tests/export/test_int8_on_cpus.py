@@ -17,8 +17,8 @@ from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.doctor import examine_bundle
 from gmmvit_deploy.errors import BundleError, OutputError
-from gmmvit_deploy.export import variants as module
-from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.exporting import variants as module
+from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.parity._calibration import check_calibration

@@ -15,7 +15,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.doctor import examine_bundle
 from gmmvit_deploy.errors import BundleError, ExportError, GmmvitError, InputError, RunnerUnavailableError
-from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.declared import declare
 from gmmvit_deploy.graphs.quantize import DYNAMIC, DYNAMIC_COLUMNS, quantize_graph

@@ -13,8 +13,8 @@ from onnx import numpy_helper
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import BundleError, InputError
-from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
-from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
+from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.graphs import weights
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.parity.check import check_parity
@@ -27,7 +27,7 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS, GOLDEN, cifar_options
 
 pytestmark = pytest.mark.integration
-MODULE = "gmmvit_deploy.export.bundle_from_checkpoint"
+MODULE = "gmmvit_deploy.exporting.bundle_from_checkpoint"
 
 
 @pytest.fixture(scope="module")

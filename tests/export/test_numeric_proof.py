@@ -19,11 +19,11 @@ from gmmvit_deploy.errors import (
     MissingDependencyError,
     RunnerUnavailableError,
 )
-from gmmvit_deploy.export import bundle_from_checkpoint as module
-from gmmvit_deploy.export import variants
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.export.graphs_of_precisions import PreparedGraph
-from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.exporting import bundle_from_checkpoint as module
+from gmmvit_deploy.exporting import variants
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.graphs_of_precisions import PreparedGraph
+from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.inference.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner

@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
+from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of
 from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from tests.models.families.small_models import random_images, require_logits_of_precision

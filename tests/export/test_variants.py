@@ -12,8 +12,8 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant, record_of
 from gmmvit_deploy.errors import BundleError, ExportError, ImageError, InputError
-from gmmvit_deploy.export import variants as module
-from gmmvit_deploy.export.variants import variant_from_bundle, variants_from_bundle
+from gmmvit_deploy.exporting import variants as module
+from gmmvit_deploy.exporting.variants import variant_from_bundle, variants_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.runtimes.programs.image_batches import open_images

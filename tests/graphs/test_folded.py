@@ -10,7 +10,7 @@ from torch import nn
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
 from gmmvit_deploy.graphs.folded import constant_nodes, prove_folded
 from gmmvit_deploy.models.families.vit.model import ViT

@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from gmmvit_deploy.errors import ExportError
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs.calibration import RANGES, Calibration, ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.emulate import without_bfloat16

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 
 from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE, LABELS_FILE, MANIFEST_FILE, MODEL_FILE, WEIGHTS_FILE, Bundle
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from tests.hostile.case import Case
 from tests.hostile.checkpoints import small_checkpoint
 from tests.hostile.graphs import GRAPHS

@@ -14,8 +14,8 @@ import torch
 pytest.importorskip("transformers")
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
+from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of
 from gmmvit_deploy.inference.matcher import MatchedAttention, attentions_in_onnx
 from gmmvit_deploy.inference.precision import Precision

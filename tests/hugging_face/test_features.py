@@ -19,7 +19,7 @@ import transformers
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import GmmvitError, InputError
-from gmmvit_deploy.export.bundle_from_checkpoint import require_outputs
+from gmmvit_deploy.exporting.bundle_from_checkpoint import require_outputs
 from gmmvit_deploy.models.families import spec_from_json
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.sources.hints import LoadHints

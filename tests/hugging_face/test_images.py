@@ -23,7 +23,7 @@ from transformers.models.auto.image_processing_auto import get_image_processor_c
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families.hugging_face.images import _CLASSES, Preprocessing, preprocessing_from
 from gmmvit_deploy.models.folding.fold import fold

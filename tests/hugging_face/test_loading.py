@@ -22,7 +22,7 @@ import transformers
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError, GmmvitError, InputError, SpecError
-from gmmvit_deploy.export.options import ExportOptions
+from gmmvit_deploy.exporting.options import ExportOptions
 from gmmvit_deploy.models.families import PRESETS
 from gmmvit_deploy.models.layers.fused_call import AnsweredAttention
 from gmmvit_deploy.models.sources.hints import LoadHints

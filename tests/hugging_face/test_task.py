@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.export.options import ExportOptions
+from gmmvit_deploy.exporting.options import ExportOptions
 from tests.cli.terminal import gmmvit_here
 from tests.hugging_face.folders import built, saved
 

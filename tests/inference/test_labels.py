@@ -9,7 +9,7 @@ import pytest
 
 from gmmvit_cli.options import labels_from, thresholds_from
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions
 from gmmvit_deploy.images.names import names_from_text
 from gmmvit_deploy.inference.labels import LabelSet, distinct_names
 

@@ -15,7 +15,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.choices import Candidate, Choice, JudgedImages, Machine, read_choices, write_choice
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.bundle.variants import forms_in, open_variant
-from gmmvit_deploy.export.variants import variant_from_bundle, variants_from_bundle
+from gmmvit_deploy.exporting.variants import variant_from_bundle, variants_from_bundle
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.optimize import _programs, _race

@@ -16,7 +16,7 @@ from torch import nn
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.folding.fold import fold

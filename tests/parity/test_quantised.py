@@ -21,7 +21,7 @@ from gmmvit_cli.main import app
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import NotOfferedError
-from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.inference import openvino_kernels

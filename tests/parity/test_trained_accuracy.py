@@ -13,7 +13,7 @@ from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.parity._multi_label import MultiLabelAccuracy

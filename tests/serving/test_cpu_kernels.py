@@ -9,7 +9,7 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
-from gmmvit_deploy.export.golden import fresh_inputs
+from gmmvit_deploy.exporting.golden import fresh_inputs
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.runners.open import open_runner

@@ -25,7 +25,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import released_state_dict
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.images.data.formats import digits
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import model_from_spec

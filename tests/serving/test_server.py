@@ -18,7 +18,7 @@ from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import RepositoryError, RequestRejectedError, ServerError
-from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files

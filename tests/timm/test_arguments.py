@@ -15,7 +15,7 @@ from torch import nn
 
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.errors import CheckpointError, GmmvitError, InputError
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions
 from gmmvit_deploy.models.families.timm.model import TimmModel
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.sources.hints import LoadHints

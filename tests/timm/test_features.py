@@ -16,8 +16,8 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import CheckpointError, InputError, RunnerUnavailableError
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner

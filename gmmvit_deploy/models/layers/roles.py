@@ -8,7 +8,7 @@ operator. The two kinds of declaration make it unnecessary to guess roles from a
 
 LayerNorm and GELU have a fixed role. The bias that a linear layer adds has the role ``bias``. A step on the scores
 (`gmmvit_deploy.models.scores`) has a single role for all its operators. Operators that only move data need no role.
-``graphs/roles.py`` explains the roles. The exporter writes the roles into the nodes (``export/_declared_roles.py``).
+``graphs/roles.py`` explains the roles. The exporter writes the roles into the nodes (``exporting/_declared_roles.py``).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The first of these that can run here is taken:
 
 1. the candidates that passed in the entry of this kind of machine in ``runners.json``, best first (`bundle.choices`);
 2. if ``gmmvit optimize`` did not run here: the float32 programs that ``gmmvit export`` proved and timed, in the same
-   file (`export.fastest`);
+   file (`exporting.fastest`);
 3. the runner that is usually the fastest on a CPU, in float32 (`open.fastest_runner`).
 """
 

@@ -15,8 +15,8 @@ import torch
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs import roles
 from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from gmmvit_deploy.models.families import FAMILIES, Family, model_from_spec

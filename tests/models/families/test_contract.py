@@ -19,7 +19,7 @@ import torch
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import SpecError
-from gmmvit_deploy.export import graphs_of_precisions
+from gmmvit_deploy.exporting import graphs_of_precisions
 from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.inference.matcher import Refusal, attentions_in_onnx
 from gmmvit_deploy.inference.precision import PRECISIONS, QUANTIZED, ROLES, Precision

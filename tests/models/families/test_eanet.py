@@ -16,7 +16,7 @@ from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.errors import CheckpointError, GmmvitError
-from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
+from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from gmmvit_deploy.models.families.eanet import EANET, folding
 from gmmvit_deploy.models.families.eanet.model import EANet, ExternalAttention

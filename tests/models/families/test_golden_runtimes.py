@@ -17,8 +17,8 @@ import pytest
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import RunnerUnavailableError
-from gmmvit_deploy.export.golden import fresh_inputs
-from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.exporting.golden import fresh_inputs
+from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.inference.int8_products import int8_saturates
 from gmmvit_deploy.inference.matcher import MatchedAttention, attentions_in_onnx
 from gmmvit_deploy.inference.precision import Precision

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
+from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.inference.precision import QUANTIZED, ROLES, Precision
 from gmmvit_deploy.models.families.deepvit import DEEPVIT

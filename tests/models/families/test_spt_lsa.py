@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import CheckpointError, SpecError
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.families.cait.folding import drop_remainder
 from gmmvit_deploy.models.families.t2t.model import T2T

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.rmt import RMT
 from gmmvit_deploy.models.families.rmt.folding import (

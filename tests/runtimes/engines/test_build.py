@@ -19,8 +19,8 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import EngineError, ExportError, InputError, OutputError
-from gmmvit_deploy.export.graphs_of_precisions import graph_from_model, prepared_graph
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model, prepared_graph
+from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.calibration import ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph

@@ -10,7 +10,7 @@ from typing import ClassVar
 import onnx
 from torch import Tensor
 
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.layers.model import Model
 

@@ -14,7 +14,7 @@ import pytest
 from openvino import opset13 as ops
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.export.golden import fresh_inputs
+from gmmvit_deploy.exporting.golden import fresh_inputs
 from gmmvit_deploy.inference.openvino_kernels import Kernels, kernels_from
 from gmmvit_deploy.inference.precision import Arithmetic
 from gmmvit_deploy.runtimes.kernels import libraries as compiling

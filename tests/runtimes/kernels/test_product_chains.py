@@ -14,7 +14,7 @@ from openvino import opset13 as ops
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
-from gmmvit_deploy.export.golden import fresh_inputs
+from gmmvit_deploy.exporting.golden import fresh_inputs
 from gmmvit_deploy.inference.openvino_kernels import Kernels
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner

@@ -17,8 +17,8 @@ from openvino import opset13 as ops
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
-from gmmvit_deploy.export.golden import fresh_inputs
-from gmmvit_deploy.export.graphs_of_precisions import graph_from_model
+from gmmvit_deploy.exporting.golden import fresh_inputs
+from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.inference.int8_products import int8_saturates
 from gmmvit_deploy.inference.openvino_program import CHUNK, OpenVinoProgram
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs.roles import attentions_of
 from gmmvit_deploy.inference.matcher import MatchedAttention, Refusal, attentions_in_onnx
 from gmmvit_deploy.inference.openvino_program import OpenVinoProgram

@@ -17,8 +17,8 @@ import torch
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import Variant
 from gmmvit_deploy.errors import BundleError, InputError
-from gmmvit_deploy.export.golden import fresh_inputs
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.exporting.golden import fresh_inputs
+from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.inference.int8_products import int8_saturates
 from gmmvit_deploy.inference.onnxruntime_program import OnnxRuntimeProgram
 from gmmvit_deploy.inference.openvino_program import CHUNK, OpenVinoProgram

@@ -8,7 +8,7 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.choices import CHOICES_FILE, Machine, read_choices
-from gmmvit_deploy.export.fastest import record_fastest
+from gmmvit_deploy.exporting.fastest import record_fastest
 from gmmvit_deploy.runtimes.programs import openvino as openvino_settings
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner, this_machine
 from gmmvit_deploy.runtimes.runners.classify import BundleClassifier

@@ -11,7 +11,7 @@ from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, ServerError
-from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.images.data.files import LeftOut, image_files, left_out_text
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
 from gmmvit_deploy.runtimes.runners.classify import (

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import BundleError, InputError, RunnerUnavailableError
-from gmmvit_deploy.export.golden import fresh_inputs
+from gmmvit_deploy.exporting.golden import fresh_inputs
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.runtimes.programs import onnxruntime_providers

@@ -7,7 +7,7 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export.golden import fresh_inputs
+from gmmvit_deploy.exporting.golden import fresh_inputs
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
 from gmmvit_deploy.runtimes.runners.inspection import LOGITS

@@ -10,7 +10,7 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
-from gmmvit_deploy.export.variants import variants_from_bundle
+from gmmvit_deploy.exporting.variants import variants_from_bundle
 from gmmvit_deploy.runtimes.programs.openvino import why_no_openvino
 from gmmvit_deploy.runtimes.runners.speed import measured_speed, speed_in_words
 

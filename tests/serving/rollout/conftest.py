@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
 from tests.conftest import cifar_options, golden, once
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.models.sources.hints import LoadHints
 from tests.conftest import cifar_options
 from tests.models.families.custom.own_files import ARGUMENTS, LABELS, forget_files, own_file, save_weights

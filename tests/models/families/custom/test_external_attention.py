@@ -15,8 +15,8 @@ from torch import nn
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import graph_file, open_variant
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.export.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.export.variants import variant_from_bundle
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits

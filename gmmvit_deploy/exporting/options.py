@@ -8,10 +8,10 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, get_args
 
-from gmmvit_deploy.arguments import require_counts, require_known
+from gmmvit_deploy.arguments import Refusals, require_counts, require_known
 from gmmvit_deploy.bundle.artifacts import InputKind
 from gmmvit_deploy.checkpoints.reading import states_model
-from gmmvit_deploy.errors import InputError, Refusals
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.names import clean_name, shown_names
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule, crops, require_crop_pct
 from gmmvit_deploy.images.spec import ImageSpec

@@ -17,8 +17,8 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import ExportError, InputError
-from gmmvit_deploy.export._declared_roles import declare_roles, name_nodes
-from gmmvit_deploy.export._numeric_proof import DYNAMIC_BATCH_HINT
+from gmmvit_deploy.exporting._declared_roles import declare_roles, name_nodes
+from gmmvit_deploy.exporting._numeric_proof import DYNAMIC_BATCH_HINT
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
 from gmmvit_deploy.graphs.exported import fold_constants, light_proto, optimize_exactly, put_weights
 from gmmvit_deploy.graphs.no_ops import without_no_ops

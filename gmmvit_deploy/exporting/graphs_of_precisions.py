@@ -19,9 +19,9 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import VariantRecord
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export._mixed import Judge
-from gmmvit_deploy.export._recipes import JUDGED_SHARE_OF_GATE, quantized_by_choice
-from gmmvit_deploy.export.onnx_from_model import onnx_from_model
+from gmmvit_deploy.exporting._mixed import Judge
+from gmmvit_deploy.exporting._recipes import JUDGED_SHARE_OF_GATE, quantized_by_choice
+from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.graphs.calibration import ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from gmmvit_deploy.bundle.gates import Gate
-    from gmmvit_deploy.export._recipes import Recipe
+    from gmmvit_deploy.exporting._recipes import Recipe
     from gmmvit_deploy.images.spec import ImageSpec
     from gmmvit_deploy.models.layers.model import Model
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches

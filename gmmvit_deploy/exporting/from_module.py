@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export.bundle_from_checkpoint import bundle_from_checkpoint
-from gmmvit_deploy.export.options import ExportOptions
+from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
+from gmmvit_deploy.exporting.options import ExportOptions
 from gmmvit_deploy.files.writing import require_free
 from gmmvit_deploy.images.resize_rules import ResizeRule
 from gmmvit_deploy.inference.precision import Precision
@@ -29,7 +29,7 @@ from gmmvit_deploy.progress import OnProgress, ignore
 _ARGUMENTS = "give model_args with all arguments that the module was built with, such as model_args={'depth': 6}"
 
 
-def bundle_from_module(
+def export(
     module: nn.Module,
     out: Path | str,
     *,

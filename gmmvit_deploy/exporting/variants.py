@@ -20,10 +20,10 @@ import numpy as np
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle, tool_versions
 from gmmvit_deploy.bundle.variants import GRAPHS, Variant, VariantRecord, graph_file, open_variant, record_file
 from gmmvit_deploy.errors import ExportError, OutputError
-from gmmvit_deploy.export._numeric_proof import proven_programs
-from gmmvit_deploy.export._recipes import recipe_from
-from gmmvit_deploy.export.golden import RANDOM, fresh_inputs
-from gmmvit_deploy.export.graphs_of_precisions import PreparedGraph, prepared_graph
+from gmmvit_deploy.exporting._numeric_proof import proven_programs
+from gmmvit_deploy.exporting._recipes import recipe_from
+from gmmvit_deploy.exporting.golden import RANDOM, fresh_inputs
+from gmmvit_deploy.exporting.graphs_of_precisions import PreparedGraph, prepared_graph
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_file
 from gmmvit_deploy.graphs.masks import changes_of
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from gmmvit_deploy.bundle.gates import Gate
-    from gmmvit_deploy.export._recipes import Recipe
+    from gmmvit_deploy.exporting._recipes import Recipe
     from gmmvit_deploy.inference.runner_name import Form
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
 

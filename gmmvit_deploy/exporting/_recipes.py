@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.export._mixed import Judge, moved_projections
+from gmmvit_deploy.exporting._mixed import Judge, moved_projections
 from gmmvit_deploy.graphs.calibration import RANGES, Calibration, RangeRule, ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.quantize import (

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from gmmvit_deploy.arguments import Refusals
 from gmmvit_deploy.bundle import artifacts
 from gmmvit_deploy.bundle.artifacts import MEANINGS, Bundle, Manifest, OutputRecord
 from gmmvit_deploy.bundle.golden import GoldenSet, bytes_from_golden
@@ -22,12 +23,12 @@ from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.reading import weights_bytes
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
-from gmmvit_deploy.errors import ExportError, InputError, OutputError, Refusals
-from gmmvit_deploy.export._numeric_proof import Proven, proven_programs, require_batches
-from gmmvit_deploy.export.golden import golden_from_model
-from gmmvit_deploy.export.onnx_from_model import OPSET, onnx_from_model
-from gmmvit_deploy.export.options import ExportOptions
-from gmmvit_deploy.export.variants import CALIBRATION_IMAGES, variants_from_bundle
+from gmmvit_deploy.errors import ExportError, InputError, OutputError
+from gmmvit_deploy.exporting._numeric_proof import Proven, proven_programs, require_batches
+from gmmvit_deploy.exporting.golden import golden_from_model
+from gmmvit_deploy.exporting.onnx_from_model import OPSET, onnx_from_model
+from gmmvit_deploy.exporting.options import ExportOptions
+from gmmvit_deploy.exporting.variants import CALIBRATION_IMAGES, variants_from_bundle
 from gmmvit_deploy.files.writing import new_folder, require_free, sha256_of_file
 from gmmvit_deploy.graphs.folded import prove_folded
 from gmmvit_deploy.graphs.weights import write_graph
