@@ -114,6 +114,8 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
+        if ctx.resilient_parsing:  # the values are not used: help and completion
+            return rest
         given, refusals = ctx.params, refusals_of(ctx)
         if given.get("out") is not None and not given.get("resume"):
             with refusals.collected():
