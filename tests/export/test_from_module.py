@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import gmmvit_deploy
+from gmmvit_deploy import ExportOptions, OptimizeOptions, ParityOptions
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.families.custom.spec import CustomSpec
 from tests.cli.terminal import gmmvit_here
@@ -102,3 +103,17 @@ def test_a_network_that_is_refused(
         gmmvit_deploy.export(make(nets), tmp_path / "bundle", **STATED | changes)
     assert hint in refused.value.hint
     assert not (tmp_path / "bundle").exists()
+
+
+def test_options_as_a_notebook_states_them() -> None:
+    options = ExportOptions(outputs="features", mean=[0.5] * 3, std=[0.25] * 3)  # type: ignore[arg-type]
+    assert (options.outputs, options.mean) == (("features",), (0.5,) * 3)
+    images = ParityOptions(data="digits").images
+    assert images is not None
+    assert OptimizeOptions(data="digits").images.name == images.name
+    for wrong in ({"outputs": "both"}, {"resize": "centre"}, {"max_batch": "8"}, {"labels": "a,b"}, {"task": "multi"}):
+        with pytest.raises(InputError, match=f"{next(iter(wrong))}: expected"):
+            ExportOptions(**wrong)  # type: ignore[arg-type]
+    for options_of in (ParityOptions, OptimizeOptions):
+        with pytest.raises(InputError, match="nowhere"):
+            options_of(data="folder:nowhere")

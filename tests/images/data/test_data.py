@@ -226,7 +226,7 @@ def test_class_folders(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"1\.png"):
         dataset.pixels(0, rgb(32))
     (tmp_path / "empty").mkdir()
-    for path, message in ((tmp_path / "empty", "expected at least one image file"), (tmp_path / "none", "expected")):
+    for path, message in ((tmp_path / "empty", "expected at least one image file"), (tmp_path / "none", "no such")):
         with pytest.raises(InputError, match=message):
             open_data(f"folder:{path}")
 
