@@ -220,10 +220,11 @@ class Shell:
             urls = re.findall(r"(?:grpc|http)://\S+", self._ready)
             assert len(urls) >= 2, f"{text}: {self._ready!r}"
             self._urls = {"grpc://localhost:8001": urls[0], "http://localhost:8000": urls[1]}
-            if "  classify " in self._ready:
-                self._urls["http://127.0.0.1:8080/classify"] = urls[-1]
+            if classify := re.search(r"  classify (\S+)", self._ready):
+                self._urls["http://127.0.0.1:8080/classify"] = classify[1]
         documented = re.sub(r"(?<=grpc://127\.0\.0\.1:)\d+", "8001", self._ready)
-        documented = re.sub(r"(?<= http://127\.0\.0\.1:)\d+(?=\s)", "8000", documented)
+        documented = re.sub(r"(?<=  http://127\.0\.0\.1:)\d+(?=\s)", "8000", documented)
+        documented = re.sub(r"(?<=page http://127\.0\.0\.1:)\d+", "8080", documented)
         documented = re.sub(r"(?<=:)\d+(?=/metrics)", "8002", documented)
         documented = re.sub(r"(?<=:)\d+(?=/classify)", "8080", documented)
         return subprocess.CompletedProcess([text], 0, _with_the_documented_runner(documented), "")
@@ -237,5 +238,5 @@ class Shell:
 
 def _with_the_documented_runner(text: str) -> str:
     """Which runtime export finds fastest depends on the machine."""
-    stated = r"(?<=/classify  )\S+|(?<=\"runner\":\")[^\"]+"
+    stated = r"(?<=/classify  )(?!page)\S+|(?<=:8080  )\S+|(?<=\"runner\":\")[^\"]+"
     return re.sub(stated, "openvino+kernels", text)

@@ -81,6 +81,9 @@ class AccuracyCheck(RunnerCheck):
             within = self.graph is None and self.tested.check(NumericCheck).within_limits
             checks = {batch: accuracy.check(gate, within_limit=within) for batch, accuracy in self._at.items()}
             check = worst_of(checks, lambda details: lower_ratio(details)[0])
+            if check.details:
+                nearest = max(each.details["nearest_to_changing"] for each in checks.values())
+                check = replace(check, details={**check.details, "nearest_to_changing": nearest})
             check = _without_calibration_images(check, self._left_out)
         return _of_resized(check, self.bundle.manifest.spec)
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import compress
 from typing import Any
 
@@ -246,7 +247,8 @@ class DecisionsCheck(RunnerCheck):
         else:
             stages = self.tested.check(StagesCheck)
             checks = {batch: at.kept(gate, blamed=stages.blamed(batch)) for batch, at in self._at.items()}
-        return worst_of(checks, lambda details: float(details["agreement"]))
+        check = worst_of(checks, lambda details: float(details["agreement"]))
+        return replace(check, details={**check.details, "by_margins": by_margins}) if check.details else check
 
     def points(self, batch: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return the points of the runner in batches of a size, as in `Decisions.points`."""

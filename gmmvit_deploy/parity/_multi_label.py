@@ -133,7 +133,7 @@ class MultiLabelAccuracy:
                 "measures": measures,
                 "images_needed": pairs.images_needed(allowed) if verdict == "undecided" and not wrong else None,
                 "nearest_to_changing": nearest,
-                "by_margins": by_margins,
+                "by_margins": by_margins and verdict == "passed",
                 "classes": self._classes.note,
                 "wrong_labels": wrong,
             },

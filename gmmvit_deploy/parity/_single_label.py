@@ -173,7 +173,7 @@ class Accuracy:
                 "top5": top5.numbers() if top5 is not None else None,
                 "images_needed": needed if verdict == "undecided" and not wrong else None,
                 "nearest_to_changing": self._nearest,
-                "by_margins": by_margins,
+                "by_margins": by_margins and verdict == "passed",
                 "classes": self._classes.note,
                 "wrong_labels": wrong,
                 "per_class": [

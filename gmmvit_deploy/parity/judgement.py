@@ -58,9 +58,7 @@ def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
 
 
 def _cannot_differ(report: RunnerReport) -> bool:
-    details = report.check("decisions").details
-    nearest = details.get("nearest_to_flipping")
-    return report.precision == "fp32" or (nearest is not None and nearest < 1 and details["agreement"] == 1)
+    return report.precision == "fp32" or bool(report.check("decisions").details.get("by_margins"))
 
 
 def wrong_labels_in(stream: ImageStream) -> str:

@@ -246,7 +246,7 @@ def test_a_store_that_cannot_be_reached_or_has_no_keys_is_named_with_what_to_set
         (lambda: Storage("s3://b/y").names(), "--to s3://b/y: cannot be listed"),
         (lambda: Storage("s3://b/y").prepare(), "--to s3://b/y: the folder cannot be made"),
     ):
-        with pytest.raises(InputError, match=f"^{what}: RuntimeError: Unable to locate credentials$") as error:
+        with pytest.raises(InputError, match=f"^{what}: RuntimeError: Unable to locate credentials\n") as error:
             call()
         assert "AWS_ACCESS_KEY_ID" in str(error.value.hint)
 
