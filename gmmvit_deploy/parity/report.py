@@ -118,7 +118,7 @@ class ParityReport:
         nearest = {
             who: check.details["nearest_to_changing"]
             for who, check in self.all_checks
-            if check.verdict == "passed" and check.details.get("by_margins")
+            if check.name == "accuracy" and check.details.get("by_margins")
         }
         if not nearest:
             return ""
