@@ -186,8 +186,8 @@ def test_every_profile_is_tried(bundle: Bundle, monkeypatch: pytest.MonkeyPatch)
         (["eager", "eager"], {}, "eager is named more than once"),
         (["eager"], {"urls": ["grpc://localhost:1"]}, "runs in this process"),
         (["triton-grpc"], {"urls": ["http://localhost:1"]}, "no runner uses the protocol of this address"),
-        (["triton-grpc"], {"urls": ["grpc://localhost:1", "grpc://localhost:2"]}, "once for each protocol"),
-        (["eager"], {"precision": "fp16"}, "only for onnxruntime"),
+        (["triton-grpc"], {"urls": ["grpc://localhost:1", "grpc://localhost:2"]}, "one for each protocol"),
+        (["eager"], {"precision": "fp16"}, "only onnxruntime"),
     ],
 )
 def test_runners_side_by_side(names: list[str], options: dict[str, Any], message: str, bundle: Bundle) -> None:
