@@ -273,11 +273,14 @@ def _resized(bundle: Bundle) -> list[tuple[str, str]]:
 
 def _proven(bundle: Bundle) -> list[tuple[str, str]]:
     parity = bundle.manifest.export_parity
-    programs = {key.removesuffix(_LARGEST): value for key, value in parity.items() if key.endswith(_LARGEST)}
-    rows = [
-        ("checked", f"{name} differs from PyTorch by at most {largest:.1e} (limit {parity['limit']:.1e})")
-        for name, largest in programs.items()
-    ]
+    rows = []
+    for key, largest in parity.items():
+        name, is_program, _ = key.partition(_LARGEST)
+        prefix = "features_" if name.endswith("_features") else ""
+        if is_program:
+            who = f"features of {name.removesuffix('_features')} differ" if prefix else f"{name} differs"
+            limit = parity[f"{prefix}limit"]
+            rows.append(("checked", f"{who} from PyTorch by at most {largest:.1e} (limit {limit:.1e})"))
     if parity["spread"] <= parity["limit"]:
         why = (
             "PyTorch's outputs are equal for all inputs, so that the comparison proves nothing: a wrong program gives "

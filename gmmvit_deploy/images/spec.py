@@ -94,9 +94,12 @@ class ImageSpec:
         """Refuse mean and std for pixel values from 0 to 255: with them, every image becomes nearly the same input."""
         if self.mean is None or self.std is None or max(*self.mean, *self.std) <= 1:
             return
-        scaled = {"mean": self.mean, "std": tuple(value / 255 for value in self.std)}
+        # A mean of at most 1, or a std below 1, is not for pixel values from 0 to 255.
+        scaled = {"mean": self.mean, "std": self.std}
         if max(self.mean) > 1:
             scaled["mean"] = tuple(value / 255 for value in self.mean)
+        if max(self.std) >= 1:
+            scaled["std"] = tuple(value / 255 for value in self.std)
         options = [f"--{name} {','.join(f'{value:.6g}' for value in values)}" for name, values in scaled.items()]
         raise InputError(
             "image mean and std: expected values for pixel values scaled to [0, 1], so at most 1, got mean "

@@ -41,8 +41,9 @@ def test_refuses_what_cannot_be(changes: dict[str, Any], message: str) -> None:
         ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375), "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225"),
         ((127.5,) * 3, (1.0,) * 3, "--mean 0.5,0.5,0.5 --std 0.00392157,0.00392157,0.00392157"),
         ((0.0,) * 3, (255.0,) * 3, "--mean 0,0,0 --std 1,1,1"),
+        ((128.0,) * 3, (0.25,) * 3, "--mean 0.501961,0.501961,0.501961 --std 0.25,0.25,0.25"),
     ],
-    ids=["both", "only mean", "only std"],
+    ids=["both", "only mean", "only std", "only mean, and a std below 1"],
 )
 def test_mean_and_std_for_pixels_from_0_to_255_are_refused(
     mean: tuple[float, ...], std: tuple[float, ...], hint: str

@@ -181,8 +181,8 @@ def _unreachable(detail: str, request: Request) -> ServerError:
     other = "does not use TLS, type http:// or grpc://" if tls else "uses TLS, type https:// or grpcs://"
     return ServerError(
         f"no Triton server answers at {request.url}: {_short(detail)}",
-        hint="type gmmvit serve BUNDLE to start a server, or type --url and the address of a running server; if the "
-        f"server {other}",
+        hint="type --bundle BUNDLE to compute without a server, or gmmvit serve BUNDLE to start one, or --url and the "
+        f"address of a running server; if the server {other}",
     )
 
 

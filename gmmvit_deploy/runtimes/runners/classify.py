@@ -218,7 +218,7 @@ def _each(images: Sequence[bytes], prepare: Callable[[bytes], Any]) -> list[Any]
 
 def classify_files(
     classifier: Classifier,
-    files: Sequence[Path | str],
+    files: Path | str | Sequence[Path | str],
     *,
     top: int = 5,
     batch: int = 16,
@@ -239,6 +239,7 @@ def classify_files(
     InputError when the network has no logits and ``features`` is False, or has no features and ``features`` is True.
     """
     require_counts(top=top, batch=batch, concurrency=concurrency)
+    files = [files] if isinstance(files, str | Path) else files
     paths = [Path(file) for file in files]
     classifier.require_outputs(logits=not features, features=features)
     asked = classifier.outputs if features else ("logits",)
