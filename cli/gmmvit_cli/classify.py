@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -18,9 +19,10 @@ from gmmvit_cli.options import (
     require_output_file,
     typed,
 )
-from gmmvit_cli.output import counted, note, print_error, print_json
+from gmmvit_cli.output import note, print_error, print_json
 from gmmvit_cli.panels import INPUT, MODEL, OUTPUT, TARGET, Panel, completion, listed
 from gmmvit_cli.progress import progress
+from gmmvit_deploy.counts import counted
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtimes.runners.names import IN_PROCESS
 
@@ -167,8 +169,11 @@ def classify(
         except KeyboardInterrupt:
             from gmmvit_deploy.bulk.run import kept_images
 
-            kept, total = kept_images(folder)
-            note(f"interrupted: {folder} keeps {kept:,} of {total:,} images; to continue, type the same command again")
+            state = ""
+            with suppress(Exception):  # a folder that cannot be read does not replace the interruption
+                kept, total = kept_images(folder)
+                state = f": {folder} keeps {kept:,} of {counted(total, 'image')}" if kept else ": nothing is kept yet"
+            note(f"interrupted{state}; to continue, type the same command again")
             raise typer.Exit(130) from None
         _print_bulk(result, folder, accept_broken=accept_broken, as_json=as_json)
         return

@@ -8,10 +8,11 @@ import typer
 
 from gmmvit_cli.models import CLASS_TO_CONVERT, permit_class
 from gmmvit_cli.options import AS_JSON, CALIBRATION, CALIBRATION_IMAGES, require_calibration
-from gmmvit_cli.output import counted, note, print_json, print_table
+from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, completion, listed
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.bundle.gates import Gate
+from gmmvit_deploy.counts import counted
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.inference.precision import PRECISIONS, Precision
 from gmmvit_deploy.precision_names import precisions_from

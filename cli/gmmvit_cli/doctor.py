@@ -15,9 +15,10 @@ from gmmvit_cli.options import (
     access_from,
     server_from,
 )
-from gmmvit_cli.output import counted, note, print_json, print_table
+from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, Panel
 from gmmvit_cli.progress import progress
+from gmmvit_deploy.counts import counted
 from gmmvit_deploy.errors import InputError, OutputError
 
 EXAMPLE = """gmmvit doctor

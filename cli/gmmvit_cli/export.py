@@ -20,11 +20,12 @@ from gmmvit_cli.options import (
     require_calibration,
     thresholds_from,
 )
-from gmmvit_cli.output import counted, print_json, print_table
+from gmmvit_cli.output import print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, completion, listed, output_option
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.arguments import Refusals
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
+from gmmvit_deploy.counts import counted
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule

@@ -45,12 +45,6 @@ def print_json(data: Any) -> None:
     typer.echo(text.encode("utf-8", "backslashreplace").decode())
 
 
-def counted(count: int, noun: str) -> str:
-    """Return ``1 image`` or ``2,000 images``."""
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{count:,} {noun if count == 1 else plural}"
-
-
 def note(text: str) -> None:
     """Print a line on stderr unless ``--quiet`` is given; never part of the data."""
     if _verbosity != "quiet":

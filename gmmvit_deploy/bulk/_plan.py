@@ -106,7 +106,7 @@ class Rows:
 
 
 def kept_rows(storage: Storage) -> dict[int, list[Rows]]:
-    """Return number of a shard → its kept rows, one after the other from the first."""
+    """Return number of a shard → its kept rows, one after the other from the first; none if the first are missing."""
     found = [re.fullmatch(r"rows-(\d+)-(\d+)-(\d+)\.arrow", name) for name in sorted(storage.names(JOB_FOLDER))]
     chains: dict[int, list[Rows]] = {}
     for number, start, end in (map(int, match.groups()) for match in found if match):
@@ -114,6 +114,18 @@ def kept_rows(storage: Storage) -> dict[int, list[Rows]]:
         if start == (chain[-1].end if chain else 0):  # two processes on an object store can keep overlapping rows
             chain.append(Rows(shard=number, start=start, end=end))
     return chains
+
+
+def kept_ends(storage: Storage) -> dict[int, int]:
+    """Return number of a shard → the number of its images whose rows are kept."""
+    return {number: rows[-1].end if rows else 0 for number, rows in kept_rows(storage).items()}
+
+
+def remove_rows(storage: Storage, number: int) -> None:
+    """Remove the kept rows of a complete shard, those of other processes too."""
+    for name in storage.names(JOB_FOLDER):
+        if name.startswith(f"rows-{number:05}-"):
+            storage.remove(f"{JOB_FOLDER}/{name}")
 
 
 def read_plan(storage: Storage) -> Plan | None:

@@ -23,6 +23,7 @@ from gmmvit_deploy.bulk._plan import Plan
 from gmmvit_deploy.bulk._shard import opened_shard
 from gmmvit_deploy.bulk._storage import Storage
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.counts import counted
 from gmmvit_deploy.images.data.files import left_out_text
 from gmmvit_deploy.reports.pages import Summary, rendered
 
@@ -37,6 +38,8 @@ _SHOWN = 20
 _BINS = 10
 _MAX_ERRORS = 1000
 """Distinct errors that are counted apart: messages of decoders can contain numbers."""
+_FEW_BROKEN = 0.01
+"""The maximum share of broken images with which the verdict is not a failure."""
 _ROWS_AT_ONCE = 4096
 _FEW_CALIBRATION = 50
 """With fewer calibration images, the distance between references says little about real images."""
@@ -213,7 +216,7 @@ def page_of(report: BulkReport, plan: Plan, *, name: str) -> str:
     reference = report.reference
     return rendered(
         "bulk/page.html",
-        title=f"{report.images:,} images classified by {name}",
+        title=f"{counted(report.images, 'image')} classified by {name}",
         summary=_summary(report, plan),
         shown=_SHOWN,
         classes=[
@@ -239,29 +242,31 @@ def page_of(report: BulkReport, plan: Plan, *, name: str) -> str:
 def _summary(report: BulkReport, plan: Plan) -> Summary:
     changes = []
     if report.broken:
-        changes.append(f"{report.broken:,} images are broken and have no answer; section Errors lists the reasons.")
+        changes.append(f"{counted(report.broken, 'broken image')} without an answer; section Errors lists the reasons.")
     if report.unusual:
         changes.append(
-            f"{report.unusual:,} images have answers that are unlike those of all images to compare with; "
-            "their labels may be wrong, whatever their probabilities are."
+            f"{counted(report.unusual, 'image')} with answers unlike those of all images to compare with: "
+            "a label may be wrong there, whatever its probability is."
         )
     if report.duplicates:
-        changes.append(f"{report.duplicates:,} images repeat the content of another image.")
+        changes.append(f"{counted(report.duplicates, 'image')} with the content of another image.")
     reference = report.reference
     if reference and reference.calibration < _FEW_CALIBRATION:
         changes.append(
             f"Unusual images were found by comparison with {reference.golden} reference images of the bundle, "
-            f"which are generated, and {reference.calibration} calibration images; name images like the expected "
-            "images with --calibration."
+            f"which are generated, and {counted(reference.calibration, 'calibration image')}; name images like the "
+            "expected images with --calibration."
         )
     if plan.left_out:
         changes.append(f"{left_out_text(plan.left_out)}.")
     changes.append("Images that were added after the start of the job are not part of this report.")
-    if report.broken:
-        sentence = f"Of {report.images:,} images, {report.images - report.broken:,} have an answer."
-        return Summary(outcome="failed", word="BROKEN IMAGES", sentence=sentence, changes=tuple(changes))
-    sentence = f"Each of the {report.images:,} images has an answer."
-    return Summary(outcome="passed", word="COMPLETE", sentence=sentence, changes=tuple(changes))
+    few = report.broken <= _FEW_BROKEN * report.images
+    return Summary(
+        outcome="passed" if not report.broken else "undecided" if few else "failed",
+        word=counted(report.broken, "broken image").upper() if report.broken else "COMPLETE",
+        sentence=f"The network answered {report.images - report.broken:,} of {counted(report.images, 'image')}.",
+        changes=tuple(changes),
+    )
 
 
 def _confidence(report: BulkReport) -> list[tuple[str, ...]]:
@@ -278,10 +283,10 @@ def _scope(plan: Plan) -> dict[str, str]:
     settings = plan.settings
     return {
         "bundle SHA-256": settings.bundle_sha256,
-        "source": f"{plan.files:,} files of kind {plan.kind}",
+        "source": f"{counted(plan.files, 'file')} of kind {plan.kind}",
         "SHA-256 of the list of files": plan.listing_sha256,
         "runner": settings.runner,
         "batch": str(settings.batch),
-        "shards": f"{len(plan.shards):,}, each of at most {settings.shard_images:,} images",
+        "shards": f"{len(plan.shards):,}, each of at most {counted(settings.shard_images, 'image')}",
         **{f"version of {package}": number for package, number in settings.versions.items()},
     }

@@ -4,8 +4,8 @@ Every batch has the same size and the same images in the same places, whatever w
 an image that cannot be decoded, and after the last image, the network gets black pixels. With the same program on the
 same kind of processor, the rows of a shard are therefore always the same, bit for bit.
 
-Until a shard is complete, its rows are kept in files of their own, after `_ROW_GROUP` rows or `KEEP_EVERY_S` of work,
-whichever is first. The next process continues after them.
+Until a shard is complete, its rows are kept in files of their own, every `_KEEP_EVERY_S` of work. The next process
+continues after them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.bulk._plan import Plan, Rows, ShardRecord, entries_of, kept_rows, shard_name
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
 _ROW_GROUP = 1024
-"""Rows that are collected before they are written."""
-KEEP_EVERY_S = 30.0
+"""Minimum number of rows in each row group of a shard, but the last."""
+_KEEP_EVERY_S = 30.0
+_MAX_IN_MEMORY = 16 * _ROW_GROUP
+"""Rows that are kept sooner: with 1,000 logits and 1,000 features each, about 130 MB."""
 
 
 class ShardProgram:
@@ -46,12 +48,10 @@ class ShardProgram:
         runner: Runner,
         *,
         decode_threads: int,
-        keep_every_s: float = KEEP_EVERY_S,
     ) -> None:
-        """keep_every_s: the time of work after which the rows of a shard are kept, in seconds."""
         self._plan, self._source, self._storage = plan, source, storage
         self._bundle, self._runner = bundle, runner
-        self._threads, self._keep_every_s = decode_threads, keep_every_s
+        self._threads = decode_threads
         self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
         self._image = bundle.manifest.image
         self._outputs = bundle.manifest.output_names
@@ -60,6 +60,7 @@ class ShardProgram:
     def write(self, shard: ShardRecord, on_images: Callable[[int], None]) -> None:
         """Classify the images of a shard whose rows are not kept yet, and write the file of the shard.
 
+        The file is not written if another process has removed the kept rows, as it does when it has written the file.
         on_images: called with the number of images of each batch that is done.
         Errors: OutputError when the file cannot be written; InputError when the source has changed or cannot be read.
         """
@@ -80,26 +81,24 @@ class ShardProgram:
         for images in batches:
             fresh.append(self._rows(entries[end : end + len(images)], images))
             end += len(images)
-            enough = end - start >= _ROW_GROUP or time.monotonic() - since >= self._keep_every_s
+            enough = end - start >= _MAX_IN_MEMORY or time.monotonic() - since >= _KEEP_EVERY_S
             if enough and end < len(entries):
                 kept.append(Rows(shard=shard.number, start=start, end=end))
                 with self._storage.written(kept[-1].name) as file, pyarrow.ipc.new_stream(file, self._schema) as stream:
                     stream.write_table(pyarrow.Table.from_batches(fresh))
                 start, fresh, since = end, [], time.monotonic()
             on_images(len(images))
-        with self._storage.written(shard_name(shard.number)) as file:
-            writer = parquet.ParquetWriter(file, self._schema)
-            waiting: list[Any] = []
-            for rows in chain(self._read(kept), fresh):
-                waiting.append(rows)
-                if sum(each.num_rows for each in waiting) >= _ROW_GROUP:
-                    writer.write_table(pyarrow.Table.from_batches(waiting))
-                    waiting = []
-            if waiting:
-                writer.write_table(pyarrow.Table.from_batches(waiting))
-            writer.close()
-        for rows in kept:
-            self._storage.remove(rows.name)
+        rows, batches_at_once = chain(self._read(kept), fresh), -(-_ROW_GROUP // self._plan.settings.batch)
+        try:
+            with (
+                self._storage.written(shard_name(shard.number)) as file,
+                parquet.ParquetWriter(file, self._schema) as writer,
+            ):
+                while group := list(islice(rows, batches_at_once)):
+                    writer.write_table(pyarrow.Table.from_batches(group))
+        except InputError as exc:
+            if not isinstance(exc.__cause__, FileNotFoundError):
+                raise
 
     def _read(self, kept: Sequence[Rows]) -> Iterator[Any]:
         """Yield the kept batches as they were.  Errors: InputError when a file is damaged."""

@@ -8,8 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from gmmvit_deploy.bulk._plan import Settings, ShardRecord, read_plan, require_same, shard_name
-from gmmvit_deploy.bulk._shard import KEEP_EVERY_S, ShardProgram
+from gmmvit_deploy.bulk._plan import Settings, ShardRecord, read_plan, remove_rows, require_same, shard_name
+from gmmvit_deploy.bulk._shard import ShardProgram
 from gmmvit_deploy.bulk._storage import Claims, Storage
 from gmmvit_deploy.bulk.source import Source
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
@@ -32,7 +32,6 @@ class Job:
     """The description of a job, which can be sent to another process.
 
     bundle: path of the bundle.  source, folder: paths or URLs.  runner: name and precision.
-    keep_every_s: as in `ShardProgram`.
     """
 
     bundle: Path
@@ -42,7 +41,6 @@ class Job:
     batch: int
     shard_images: int
     decode_threads: int
-    keep_every_s: float = KEEP_EVERY_S
 
     @property
     def on_gpu(self) -> bool:
@@ -108,15 +106,7 @@ class OpenJob:
             raise InputError(f"{job.folder}: expected the folder of a job", hint="type the same command again")
         require_same(plan, settings_of(job, bundle), what=job.folder)
         runner = open_bulk_runner(job.runner, bundle)
-        self._program = ShardProgram(
-            plan,
-            job.source,
-            self._storage,
-            bundle,
-            runner,
-            decode_threads=job.decode_threads,
-            keep_every_s=job.keep_every_s,
-        )
+        self._program = ShardProgram(plan, job.source, self._storage, bundle, runner, decode_threads=job.decode_threads)
         self._claims = Claims(self._storage)
 
     def classify(self, shard: ShardRecord, on_images: Callable[[int], None] = lambda count: None) -> Outcome:
@@ -128,8 +118,9 @@ class OpenJob:
         if not self._claims.take(shard.number):
             return "held"
         try:
-            if not self._storage.exists(shard_name(shard.number)):
+            while not self._storage.exists(shard_name(shard.number)):
                 self._program.write(shard, on_images)
+            remove_rows(self._storage, shard.number)
         finally:
             self._claims.release(shard.number)
         return "done"

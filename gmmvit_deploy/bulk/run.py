@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from gmmvit_deploy.arguments import require_counts, require_known
 from gmmvit_deploy.bulk._local import classify_locally
-from gmmvit_deploy.bulk._plan import Plan, Rows, ShardRecord, kept_rows, read_plan, settled_plan, shard_name
+from gmmvit_deploy.bulk._plan import Plan, ShardRecord, kept_ends, read_plan, remove_rows, settled_plan, shard_name
 from gmmvit_deploy.bulk._report import page_of, reference_of, report_of
-from gmmvit_deploy.bulk._shard import KEEP_EVERY_S, count_of_shard
+from gmmvit_deploy.bulk._shard import count_of_shard
 from gmmvit_deploy.bulk._storage import Claims, Storage
 from gmmvit_deploy.bulk.job import Job, open_bulk_runner, require_bulk_runner, settings_of
 from gmmvit_deploy.bulk.source import open_source
@@ -99,7 +99,6 @@ def classify_source(
     part: Partition | None = None,
     workers: int | None = None,
     calibration: str | None = None,
-    keep_every_s: float = KEEP_EVERY_S,
     on_progress: OnProgress = ignore,
 ) -> BulkResult:
     """Classify the images of a source, and write a Parquet file for each shard.
@@ -114,7 +113,6 @@ def classify_source(
     batch: images in a batch; None for the largest batch of the bundle.  part: the shards of this run; None for all.
     workers: processes on this machine, for the launcher ``local``; None for one a core, or one for a GPU.
     calibration: images like the expected images, as in ``gmmvit convert``, for the report; None for golden images only.
-    keep_every_s: the time of work after which the rows of a shard that is not complete are kept, in seconds.
     The run that finds every shard of the job complete writes the report, ``_report.html`` in the folder.
     Errors: InputError when the folder belongs to another source, bundle or settings, and for wrong input.
     OutputError when a shard cannot be written.  GmmvitError when a worker fails.
@@ -150,7 +148,6 @@ def classify_source(
         batch=batch or opened.manifest.max_batch,
         shard_images=shard_images,
         decode_threads=1,
-        keep_every_s=keep_every_s,
     )
     default_workers = cores()
     if job.on_gpu:  # a single process has the network, and its threads decode
@@ -166,8 +163,11 @@ def classify_source(
     selected = (part or Partition()).of(plan.shards)
     complete = storage.names()
     missing = [shard for shard in selected if shard_name(shard.number) not in complete]
-    before = kept_rows(storage)
-    todo = sum(shard.images - _end(before, shard) for shard in missing)
+    before = kept_ends(storage)
+    for number in before:
+        if shard_name(number) in complete:  # the process that wrote the shard was killed before it removed the rows
+            remove_rows(storage, number)
+    todo = sum(shard.images - before.get(shard.number, 0) for shard in missing)
     started = time.monotonic()
     rate = _Rate(sum(shard.images for shard in selected), todo, on_progress)
     if missing:
@@ -206,14 +206,9 @@ def kept_images(folder: Path | str) -> tuple[int, int]:
     plan = read_plan(storage)
     if plan is None:
         return 0, 0
-    complete, kept = storage.names(), kept_rows(storage)
-    done = (s.images if shard_name(s.number) in complete else _end(kept, s) for s in plan.shards)
+    complete, kept = storage.names(), kept_ends(storage)
+    done = (s.images if shard_name(s.number) in complete else kept.get(s.number, 0) for s in plan.shards)
     return sum(done), plan.images
-
-
-def _end(kept: Mapping[int, Sequence[Rows]], shard: ShardRecord) -> int:
-    """Return the number of images of a shard whose rows are kept."""
-    return kept[shard.number][-1].end if shard.number in kept else 0
 
 
 def _write_report(storage: Storage, plan: Plan, bundle: Bundle, job: Job, calibration: str | None) -> None:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from gmmvit_deploy.bulk._plan import read_plan
-from gmmvit_deploy.bulk._report import BulkReport, Reference, reference_of, report_of
+from gmmvit_deploy.bulk._report import BulkReport, Reference, page_of, reference_of, report_of
 from gmmvit_deploy.bulk._storage import Storage
 from gmmvit_deploy.bulk.run import REPORT, classify_source
 from gmmvit_deploy.bundle.artifacts import Bundle
@@ -100,8 +100,13 @@ def test_distances_are_those_to_the_nearest_reference(results: Path, bundle: Bun
 def test_the_page_can_be_read(results: Path, bundle: Bundle) -> None:
     tree = require_readable_page((results / "to" / REPORT).read_text(encoding="utf-8"))
     text = tree.text
-    assert "Verdict: ✗ BROKEN IMAGES" in text
-    assert "Of 36 images, 35 have an answer." in text
-    assert "3 images repeat the content of another image." in text
+    assert "Verdict: ✗ 1 BROKEN IMAGE" in text
+    assert "The network answered 35 of 36 images." in text
+    assert "3 images with the content of another image." in text
     assert f"{golden_count(bundle)} reference images and 60 calibration images" in text
     assert "copies/0.png, copies/1.png, copies/2.png" in text
+    plan = read_plan(Storage(str(results / "to")))
+    assert plan is not None
+    for broken, verdict in ((0, "✓ COMPLETE"), (1, "? 1 BROKEN IMAGE"), (501, "✗ 501 BROKEN IMAGES")):
+        page = require_readable_page(page_of(BulkReport(images=501, broken=broken), plan, name="bundle"))
+        assert f"Verdict: {verdict}" in page.text

@@ -99,10 +99,13 @@ def test_command_line(quiet: dict[str, bytes], source: Path, bundle: Bundle, gmm
     assert shards_in(tmp_path / "to") == quiet
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "to").glob("shard-*")}
     words.remove("--accept-broken")
+    for end in (4, 8):  # of a process that was killed before it removed them, and of another without locks
+        (tmp_path / "to" / JOB_FOLDER / f"rows-00000-00000000-{end:08}.arrow").touch()
     again = gmmvit(*words)
+    assert not list((tmp_path / "to").rglob("rows-*"))
     assert again.returncode == 1
     assert "0 classified by this run" in again.stderr
-    assert "Error: 1 of 240 images are broken" in again.stderr
+    assert "Error: 1 of 240 images is broken" in again.stderr
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "to").glob("shard-*")} == before
     assert strangers_in(tmp_path / "to") == []
     refused = gmmvit(*words, "--batch", 3)
@@ -241,15 +244,27 @@ def test_two_ray_workers(quiet: dict[str, bytes], source: Path, bundle: Bundle, 
 def test_ctrl_c_says_what_is_kept_and_what_to_type(
     source: Path, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
     def interrupted(job: Job, shards: Any, **options: Any) -> None:
         classify_locally(job, shards[:2], **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gmmvit_deploy.bulk.run.classify_locally", interrupted)
-    answer = gmmvit_here(*command(bundle, source, tmp_path, "--workers", "1")[3:])
-    assert answer.status == 130
-    kept = f"{tmp_path} keeps {2 * SHARD} of {COUNT} images; to continue, type the same command again"
-    assert kept in " ".join(answer.err.split())
+    words = command(bundle, source, tmp_path, "--workers", "1")[3:]
+    (tmp_path / JOB_FOLDER).mkdir()
+    (tmp_path / JOB_FOLDER / "plan.json").write_text("damaged")
+    for patched, by, state in (
+        ("open_source", interrupt, ""),
+        ("settled_plan", interrupt, ": nothing is kept yet"),
+        ("classify_locally", interrupted, f": {tmp_path} keeps {2 * SHARD} of {COUNT} images"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"gmmvit_deploy.bulk.run.{patched}", by)
+            answer = gmmvit_here(*words)
+        assert answer.status == 130
+        assert f"interrupted{state}; to continue, type the same command again" in " ".join(answer.err.split())
+        (tmp_path / JOB_FOLDER / "plan.json").unlink(missing_ok=True)
 
 
 def test_the_source_is_damaged_in_the_middle_of_a_run(bundle: Bundle, tmp_path: Path) -> None:

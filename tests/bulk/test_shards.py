@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from gmmvit_deploy.bulk._plan import Plan, shard_name
 from gmmvit_deploy.bulk._shard import count_of_shard
-from gmmvit_deploy.bulk._storage import Claims, Storage
+from gmmvit_deploy.bulk._storage import JOB_FOLDER, Claims, Storage
 from gmmvit_deploy.bulk.job import Job, OpenJob, require_bulk_runner, settings_of
 from gmmvit_deploy.bulk.run import kept_images
 from gmmvit_deploy.bulk.source import open_source
@@ -81,10 +80,13 @@ def test_a_job_in_memory_has_the_bytes_of_a_job_on_a_disk(bundle: Bundle, tmp_pa
     assert written[0] == written[1]
 
 
-def test_an_interrupted_shard_continues_where_its_rows_were_kept(bundle: Bundle, tmp_path: Path) -> None:
+def test_an_interrupted_shard_continues_where_its_rows_were_kept(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gmmvit_deploy.bulk._shard._KEEP_EVERY_S", 0.0)
     folder = tmp_path / "to"
     source = write_folder(tmp_path / "s", FILES)
-    job, plan, storage = planned(bundle, source, str(folder), shard_images=len(FILES), keep_every_s=0.0)
+    job, plan, storage = planned(bundle, source, str(folder), shard_images=len(FILES))
     (shard,) = plan.shards
     with OpenJob(job) as opened:
         opened.classify(shard)
@@ -108,33 +110,39 @@ def test_an_interrupted_shard_continues_where_its_rows_were_kept(bundle: Bundle,
     assert not list(folder.rglob("rows-*"))
 
 
-def test_two_writers_of_a_shard_without_locks(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are no locks, both write the shard at once, and whichever is last leaves the same bytes."""
-    source = write_folder(tmp_path / "s", FILES)
-    job, plan, storage = planned(bundle, source, str(tmp_path / "to"))
+def test_the_rows_of_a_fast_job_are_written_once(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gmmvit_deploy.bulk._shard._KEEP_EVERY_S", 600.0)
+    source = write_folder(tmp_path / "s", {f"{n}.png": FILES["0/0000.png"] for n in range(1100)})
+    job, plan, storage = planned(bundle, source, str(tmp_path / "to"), shard_images=1100, batch=8)
+    names: set[str] = set()
     with OpenJob(job) as opened:
-        opened.classify(plan.shards[0])
-    expected = storage.read(shard_name(0))
-    Path(storage.path(shard_name(0))).unlink()
+        opened.classify(plan.shards[0], lambda _: names.update(storage.names(JOB_FOLDER)))
+    assert {name for name in names if name.startswith("rows-")} == set()
+
+
+@pytest.mark.parametrize(("keep_every_s", "removed"), [(0.0, False), (0.0, True), (30.0, False)])
+def test_two_writers_of_a_shard_without_locks(
+    keep_every_s: float, removed: bool, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are no locks, one can write the shard, and remove its kept rows, while another is in the middle."""
     monkeypatch.setattr(Claims, "take", lambda self, number: True)
+    monkeypatch.setattr("gmmvit_deploy.bulk._shard._KEEP_EVERY_S", keep_every_s)
+    job, plan, storage = planned(bundle, write_folder(tmp_path / "s", FILES), str(tmp_path / "to"))
+    written: list[bytes] = []
     with OpenJob(job) as first, OpenJob(job) as second:
-        both = threading.Barrier(2)
-        writers = []
-        for opened in (first, second):
-            waited: list[None] = []
 
-            def meet(_: int, waited: list[None] = waited) -> None:
-                if not waited:  # both are in the middle of the shard
-                    waited.append(both.wait(60))  # type: ignore[arg-type]
+        def meanwhile(_: int) -> None:
+            if not written:
+                first.classify(plan.shards[0])
+                written.append(storage.read(shard_name(0)))
+                if removed:  # by somebody: no rows are left, so the shard is computed again
+                    storage.remove(shard_name(0))
 
-            writers.append(threading.Thread(target=opened.classify, args=(plan.shards[0], meet)))
-        for writer in writers:
-            writer.start()
-        for writer in writers:
-            writer.join()
-    assert not both.broken
-    assert storage.read(shard_name(0)) == expected
-    assert {name for name in storage.names() if name.startswith(".")} == set()
+        assert second.classify(plan.shards[0], meanwhile) == "done"
+    assert [storage.read(shard_name(0))] == written
+    assert not [name for name in storage.names() | storage.names(JOB_FOLDER) if name.startswith((".", "rows-"))]
 
 
 def test_a_worker_with_other_versions_is_refused(

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from gmmvit_deploy.counts import counted
 from gmmvit_deploy.reports.pages import Summary, VerdictWord, rendered, written_page
 from gmmvit_deploy.runtimes.engines.card import Engine, EngineCard
 
@@ -81,7 +82,7 @@ def _shortcomings(card: EngineCard) -> Iterator[str]:
     for miss in card.misses:
         missed[miss.expected, miss.actual].append(miss.node)
     for (promised, actual), nodes in missed.items():
-        yield f"{_counted(nodes, 'matrix product')} in {actual}, expected {promised}: {_some(nodes)}"
+        yield f"{counted(len({*nodes}), 'matrix product')} in {actual}, expected {promised}: {_some(nodes)}"
     if card.unjudged:
         yield f"The types of the matrix products were not judged: {card.unjudged}"
     reasons: dict[str, list[str]] = defaultdict(list)
@@ -89,7 +90,7 @@ def _shortcomings(card: EngineCard) -> Iterator[str]:
         if not proof.fused:
             reasons[proof.reason].append(proof.name)
     for reason, names in reasons.items():
-        yield f"{_counted(names, 'attention')} not fused into a single kernel: {reason} ({_some(names)})"
+        yield f"{counted(len({*names}), 'attention')} not fused into a single kernel: {reason} ({_some(names)})"
     if not card.attentions:
         yield "The graph has no attention, so fusion could not be checked"
 
@@ -101,11 +102,6 @@ def _scope(engine: Engine) -> Iterator[str]:
         f"--runner {runner} --engine {engine.path} to compare the engine's logits with PyTorch's"
     )
     yield "Another GPU, TensorRT version, precision or batch range: the builder chooses the kernels anew for each build"
-
-
-def _counted(names: list[str], noun: str) -> str:
-    count = len(dict.fromkeys(names))
-    return f"{count} {noun}{'s' * (count > 1)}"
 
 
 def _some(names: list[str], shown: int = 3) -> str:
