@@ -19,7 +19,7 @@ PLAIN, FLOAT32, NNCF, OUR_INT8 = (
 
 
 def headline_table(results: dict[str, Any]) -> str:
-    """Return the README's table: a row for each trained network of the paper's families, timed and judged in batches of 16.
+    """Return the README's table: a row for each trained network of the paper's families, in batches of 16.
 
     Columns: the time of the plain export in OpenVINO, the speed-up of the others, and what int8 keeps. results: name →
     result of int8_real.py; ``NAME.speed`` holds the times.

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError
 from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import new_folder
@@ -196,7 +197,7 @@ def test_precisions_that_exist_are_refused_before_the_conversion(tmp_path: Path)
     (tmp_path / "graphs").mkdir()
     (tmp_path / "graphs/fp16.onnx").write_bytes(b"precious")
     with pytest.raises(OutputError, match=r"fp16\.onnx exists") as caught:
-        variant_from_bundle(SimpleNamespace(path=tmp_path), "fp16")  # type: ignore[arg-type]  # nothing else is read
+        variant_from_bundle(Mock(spec=Bundle, path=tmp_path), "fp16")  # nothing else is read
     assert caught.value.hint == "add --force to replace the file"  # no option names the path
 
 
