@@ -126,7 +126,7 @@ def parity(
         refusals, given = refusals_of(context), {}
         with refusals.collected():
             require_report(report, force=force)
-        for name in {field.name for field in fields(ParityOptions)}.intersection(context.params):
+        for name in (field.name for field in fields(ParityOptions) if field.name in context.params):
             with refusals.collected():  # each alone, so that all that are wrong are named
                 given[name] = getattr(ParityOptions(**{name: context.params[name]}), name)
         with refusals.collected():
