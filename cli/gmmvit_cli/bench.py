@@ -18,7 +18,6 @@ from gmmvit_cli.options import (
     MODEL_NAME,
     REPORT,
     require_output_file,
-    require_report,
 )
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, Panel, refusals_of
@@ -103,8 +102,6 @@ def bench(
 
         with refusals.collected():
             require_output_file(output, force=force)
-        with refusals.collected():
-            require_report(report, force=force)
         with refusals.collected():
             if (data is None) != synthetic:
                 raise InputError(

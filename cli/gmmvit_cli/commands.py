@@ -125,6 +125,12 @@ class Command(TyperCommand):
             with refusals.collected():
                 instead = "add --resume to continue a run" if "resume" in given else ""
                 require_free(Path(given["out"]), force=given["force"], instead=instead)
+        for param in self.params:
+            if param.metavar == "FILE.html" and given[param.name] is not None:
+                from gmmvit_deploy.reports.pages import require_page
+
+                with refusals.collected():
+                    require_page(given[param.name], force=given["force"])
         if not self.collects:
             refusals.raise_all()
         return rest
@@ -208,9 +214,9 @@ def _as_typed(message: str, params: Sequence[Any]) -> str:
     The parameter of a command has the name of the library's argument.
     """
     words = [word.partition("=")[0] for word in sys.argv]
-    options = {param.name: param.opts[-1] for param in params if not {*words}.isdisjoint(param.opts)}
+    options: dict[str, str] = {param.name: param.opts[-1] for param in params if not {*words}.isdisjoint(param.opts)}
     options |= {name: f"--set {name}" for option, name in pairwise(words) if option == "--set"}
-    return re.sub(r"(?m)^(- |)(\w+)(?=:)", lambda match: match[1] + options.get(match[2], match[2]), message)
+    return re.sub(r"(?m)(?<=^- )\w+(?=:)|^\w+(?=:)", lambda match: options.get(match[0], match[0]), message)
 
 
 def _nearest(name: str) -> str:

@@ -7,7 +7,7 @@ import typer
 
 from gmmvit_cli.commands import collect_garbage_rarely
 from gmmvit_cli.models import CLASS_TO_CONVERT, permit_class
-from gmmvit_cli.options import AS_JSON, FORCE_REPORT, REPORT, complete_data, require_report
+from gmmvit_cli.options import AS_JSON, FORCE_REPORT, REPORT, complete_data
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, Panel, refusals_of
 from gmmvit_cli.progress import progress
@@ -73,8 +73,6 @@ def optimize(
         from gmmvit_deploy.runtimes.programs.image_batches import require_images
 
         refusals = refusals_of(context)
-        with refusals.collected():
-            require_report(report, force=force)
         with refusals.collected():
             options = OptimizeOptions(
                 data=data,

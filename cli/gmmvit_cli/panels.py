@@ -61,10 +61,11 @@ class Panel:
             if listing is not None and "help" in (value if isinstance(value, (list, tuple)) else [value]):
                 typer.echo(listing())
                 raise typer.Exit
+            # In place of a refused value, so that the command's own checks name no other error.
+            fitting = names[0] if names else default if isinstance(default, int | float) else None
             with refusals_of(context).collected():
-                return parse(param, value)
-            # Values that fit, so that the command's own checks name no other error.
-            return names[0] if names else default if isinstance(default, int | float) else None
+                fitting = parse(param, value)
+            return fitting  # noqa: RET504  # an error leaves out the assignment
 
         def parse(param: typer.CallbackParam, value: Any) -> Any:
             option = param.opts[-1]

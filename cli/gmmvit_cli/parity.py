@@ -19,7 +19,6 @@ from gmmvit_cli.options import (
     KEY_FILE,
     MODEL_NAME,
     REPORT,
-    require_report,
 )
 from gmmvit_cli.output import note, print_error, print_json, print_table, verbosity
 from gmmvit_cli.panels import GENERAL, INPUT, Panel, refusals_of
@@ -124,8 +123,6 @@ def parity(
         from gmmvit_deploy.parity.options import ParityOptions
 
         refusals, given = refusals_of(context), {}
-        with refusals.collected():
-            require_report(report, force=force)
         for name in (field.name for field in fields(ParityOptions) if field.name in context.params):
             with refusals.collected():  # each alone, so that all that are wrong are named
                 given[name] = getattr(ParityOptions(**{name: context.params[name]}), name)
