@@ -9,16 +9,7 @@ from typing import Any
 import typer
 
 from gmmvit_cli.models import CLASS_OF_BUNDLE
-from gmmvit_cli.options import (
-    AS_JSON,
-    CA,
-    DATA,
-    ENGINE_FOLDER,
-    KEY_FILE,
-    MODEL_NAME,
-    REPORT,
-    require_output_file,
-)
+from gmmvit_cli.options import AS_JSON, CA, DATA, ENGINE_FOLDER, KEY_FILE, MODEL_NAME, REPORT
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, Panel, refusals_of
 from gmmvit_cli.progress import progress
@@ -100,8 +91,6 @@ def bench(
         from gmmvit_deploy.files.writing import new_file
         from gmmvit_deploy.images.data.open import open_data
 
-        with refusals.collected():
-            require_output_file(output, force=force)
         with refusals.collected():
             if (data is None) != synthetic:
                 raise InputError(

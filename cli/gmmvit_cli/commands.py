@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from gmmvit_cli.output import set_verbosity
 from gmmvit_cli.panels import GENERAL, refusals_of
 from gmmvit_deploy.errors import GmmvitError, InputError
-from gmmvit_deploy.files.writing import require_free
+from gmmvit_deploy.files.writing import require_free, require_free_file
 
 JOBS: Mapping[str, Mapping[str, str]] = {
     "Start here": {"demo": "Train, export, serve and measure a small model in a single run."},
@@ -126,11 +126,12 @@ class Command(TyperCommand):
                 instead = "add --resume to continue a run" if "resume" in given else ""
                 require_free(Path(given["out"]), force=given["force"], instead=instead)
         for param in self.params:
-            if param.metavar == "FILE.html" and given[param.name] is not None:
+            if param.metavar in ("FILE.html", "FILE.json", "FILE.npz") and given[param.name] is not None:
                 from gmmvit_deploy.reports.pages import require_page
 
                 with refusals.collected():
-                    require_page(given[param.name], force=given["force"])
+                    check = require_page if param.metavar == "FILE.html" else require_free_file
+                    check(given[param.name], force=given["force"])
         if not self.collects:
             refusals.raise_all()
         return rest

@@ -123,14 +123,6 @@ SERVER_TENSORRT_VERSION = TARGET.option(
 )
 
 
-def require_output_file(path: Path | None, *, force: bool) -> None:
-    """Refuse an output file that exists, or whose folder does not exist, before any work.  Errors: OutputError."""
-    from gmmvit_deploy.files.writing import require_free_file
-
-    if path is not None:
-        require_free_file(path, force=force)
-
-
 class Normalisation(NamedTuple):
     """mean, std: a number for each channel, or None.  labels: of the data set; None without a data set."""
 

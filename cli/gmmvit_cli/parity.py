@@ -10,16 +10,7 @@ import typer
 
 from gmmvit_cli.commands import collect_garbage_rarely
 from gmmvit_cli.models import CLASS_OF_BUNDLE
-from gmmvit_cli.options import (
-    AS_JSON,
-    CA,
-    DATA,
-    ENGINE_FOLDER,
-    FORCE_REPORT,
-    KEY_FILE,
-    MODEL_NAME,
-    REPORT,
-)
+from gmmvit_cli.options import AS_JSON, CA, DATA, ENGINE_FOLDER, FORCE_REPORT, KEY_FILE, MODEL_NAME, REPORT
 from gmmvit_cli.output import note, print_error, print_json, print_table, verbosity
 from gmmvit_cli.panels import GENERAL, INPUT, Panel, refusals_of
 from gmmvit_cli.progress import progress

@@ -28,6 +28,8 @@ from gmmvit_deploy.progress import OnProgress, ignore
 
 _ARGUMENTS = "give model_args with all arguments that the module was built with, such as model_args={'depth': 6}"
 
+_SIZE = "give normalised images of the size and the channels of training"
+
 
 def export(
     module: nn.Module,
@@ -75,8 +77,9 @@ def export(
         try:
             built = load_checkpoint(weights, hints).model
         except InputError as exc:
-            hint = _ARGUMENTS if "--model-args" in exc.hint else exc.hint
-            raise InputError(f"module: {str(exc).removeprefix(f'{weights}: ')}", hint=hint) from exc
+            hint = _ARGUMENTS if "--model-args" in exc.hint else _SIZE if "--image-size" in exc.hint else exc.hint
+            message = str(exc).removeprefix(f"{weights}: ").replace("--image-size", "the size of example")
+            raise InputError(f"module: {message}", hint=hint) from exc
         _require_same_logits(_logits(built, example), expected, model)
         del built
         return bundle_from_checkpoint(
@@ -160,5 +163,5 @@ def _logits(module: nn.Module, example: Tensor) -> Any:
     except (AssertionError, RuntimeError) as exc:
         raise InputError(
             f"example: the network does not take images of shape {tuple(example.shape)}: {exc}",
-            hint="give normalised images of the size and the channels of training",
+            hint=_SIZE,
         ) from exc

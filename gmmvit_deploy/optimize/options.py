@@ -46,15 +46,13 @@ class OptimizeOptions:
         with refusals.collected():
             if self.calibration is not None:
                 require_source(self.calibration)
-        for name, share in (("gate", self.gate), ("keep_decisions", self.keep_decisions)):
-            with refusals.collected():
-                require_number(name, share, "a share below 1, such as 0.99", lambda value: 0 < value < 1)
         with refusals.collected():
             if self.gate is not None and self.keep_decisions is not None:
                 raise InputError("gate and keep_decisions are two gates, and one decides", hint="leave one of them out")
+            for name, share in (("gate", self.gate), ("keep_decisions", self.keep_decisions)):
+                require_number(name, share, "a share below 1, such as 0.99", lambda value: 0 < value < 1)
         with refusals.collected():
             require_known("goal", self.goal, get_args(Goal))
-        with refusals.collected():
             require_counts(limit=self.limit, batch=self.batch)
         refusals.raise_all()
 

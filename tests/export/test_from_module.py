@@ -117,9 +117,28 @@ def test_a_network_of_timm_at_the_size_of_the_example(name: str, model_args: dic
             "save_pretrained",
         ),
         (lambda nets: VisionTransformer(depth=1), {}, "VisionTransformer of timm was built as a class", "create_model"),
-        (lambda nets: timm.create_model("test_vit", num_classes=5), {}, r"example: .*\(2, 3, 16, 16\)", "of training"),
+        (lambda nets: timm.create_model("test_vit"), {}, "module: the size of example is 16 × 16", "of training"),
+        (
+            lambda nets: timm.create_model("test_vit", dynamic_img_size=False),
+            {},
+            r"example: .*\(2, 3, 16, 16\)",
+            "of training",
+        ),
     ],
-    ids=["keys", "logits", "arguments", "softmax", "closure", "notebook", "example", "labels", "hub", "class", "size"],
+    ids=[
+        "keys",
+        "logits",
+        "arguments",
+        "softmax",
+        "closure",
+        "notebook",
+        "example",
+        "labels",
+        "hub",
+        "class",
+        "resampled",
+        "size",
+    ],
 )
 def test_a_network_that_is_refused(
     make: Any, changes: dict[str, Any], message: str, hint: str, nets: ModuleType, tmp_path: Path
