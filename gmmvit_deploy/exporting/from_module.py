@@ -69,7 +69,6 @@ def export(
     else:
         model, resize = _importable(type(module)), resize or "stretch-bilinear"
     hints = LoadHints(model=model, model_args=model_args or {}, image_size=size, channels=channels)
-    expected = _logits(module, example)
     export_options = ExportOptions(mean=mean, std=std, labels=labels, resize=resize, **options)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / f"{type(module).__name__}.pth"
@@ -80,7 +79,7 @@ def export(
             hint = _ARGUMENTS if "--model-args" in exc.hint else _SIZE if "--image-size" in exc.hint else exc.hint
             message = str(exc).removeprefix(f"{weights}: ").replace("--image-size", "the size of example")
             raise InputError(f"module: {message}", hint=hint) from exc
-        _require_same_logits(_logits(built, example), expected, model)
+        _require_same_logits(_logits(built, example), _logits(module, example), model)
         del built
         return bundle_from_checkpoint(
             weights, out, export_options, hints=hints, precisions=precisions, force=force, on_progress=on_progress
@@ -161,7 +160,5 @@ def _logits(module: nn.Module, example: Tensor) -> Any:
     try:
         return copy.deepcopy(module).cpu().double().eval()(example.detach().cpu().double())
     except (AssertionError, RuntimeError) as exc:
-        raise InputError(
-            f"example: the network does not take images of shape {tuple(example.shape)}: {exc}",
-            hint=_SIZE,
-        ) from exc
+        shape = tuple(example.shape)
+        raise InputError(f"example: the network does not take images of shape {shape}: {exc}", hint=_SIZE) from exc

@@ -23,6 +23,7 @@ from tests.models.families.custom.own_files import ARGUMENTS, NETWORK, forget_fi
 
 EXAMPLE = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 STATED: dict[str, Any] = {"example": EXAMPLE, "mean": [0.5] * 3, "std": [0.25] * 3, "labels": [*"abcde"]}
+SWIN = {"depths": [1, 1], "embed_dim": 24, "num_heads": [1, 1], "num_classes": 5}
 MEMORY = f"""from huggingface_hub import PyTorchModelHubMixin
 {NETWORK.replace("from torch import nn", "from .layers import nn")}
 
@@ -119,9 +120,9 @@ def test_a_network_of_timm_at_the_size_of_the_example(name: str, model_args: dic
         (lambda nets: VisionTransformer(depth=1), {}, "VisionTransformer of timm was built as a class", "create_model"),
         (lambda nets: timm.create_model("test_vit"), {}, "module: the size of example is 16 × 16", "of training"),
         (
-            lambda nets: timm.create_model("test_vit", dynamic_img_size=False),
-            {},
-            r"example: .*\(2, 3, 16, 16\)",
+            lambda nets: timm.create_model("swin_tiny_patch4_window7_224", img_size=112, **SWIN),
+            {"model_args": SWIN, "example": torch.zeros(1, 3, 224, 224), "labels": None},
+            r"example: .*\(1, 3, 224, 224\).* match model \(112\)",
             "of training",
         ),
     ],
