@@ -15,9 +15,12 @@ from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
 
 def require_counts(**values: Any) -> None:
     """Check that each value is None or a whole number of at least 1.  Errors: InputError."""
+    refusals = Refusals()
     for name, value in values.items():
-        if value is not None and not (isinstance(value, Integral) and int(value) >= 1):
-            raise InputError(f"{name}: expected a whole number of at least 1, got {value!r}")
+        with refusals.collected():
+            if value is not None and not (isinstance(value, Integral) and int(value) >= 1):
+                raise InputError(f"{name}: expected a whole number of at least 1, got {value!r}")
+    refusals.raise_all()
 
 
 def require_number(name: str, value: Any, expected: str, holds: Callable[[float], bool]) -> None:
@@ -51,7 +54,7 @@ class Refusals:
         try:
             yield
         except GmmvitError as exc:
-            self._errors.append(exc)
+            self._errors += exc.errors or (exc,)
 
     def raise_all(self) -> None:
         """Raise the only error itself; several as one ServerError if all are of this class, else as one InputError."""
@@ -60,4 +63,6 @@ class Refusals:
         if self._errors:
             own = [f"{exc}\n  {exc.hint}" if exc.hint != exc.default_hint else str(exc) for exc in self._errors]
             kind = ServerError if all(isinstance(exc, ServerError) for exc in self._errors) else InputError
-            raise kind(f"{len(own)} errors:\n- " + "\n- ".join(own), hint="correct all of them")
+            error = kind(f"{len(own)} errors:\n- " + "\n- ".join(own), hint="correct all of them")
+            error.errors = tuple(self._errors)
+            raise error

@@ -33,9 +33,11 @@ class GmmvitError(Exception):
     """Base class of all errors.
 
     hint: the next step for the user; by default, ``default_hint`` of the class.
+    errors: those of which the message is a list; empty for a single error.
     """
 
     default_hint = "type gmmvit doctor to see which parts work on this machine"
+    errors: tuple[GmmvitError, ...] = ()
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)

@@ -9,25 +9,15 @@ from typing import Any
 import typer
 
 from gmmvit_cli.models import CLASS_OF_BUNDLE
-from gmmvit_cli.options import (
-    AS_JSON,
-    CA,
-    DATA,
-    ENGINE_FOLDER,
-    KEY_FILE,
-    MODEL_NAME,
-    REPORT,
-    require_output_file,
-    require_report,
-)
+from gmmvit_cli.options import AS_JSON, CA, DATA, ENGINE_FOLDER, KEY_FILE, MODEL_NAME, REPORT
 from gmmvit_cli.output import note, print_json, print_table
-from gmmvit_cli.panels import INPUT, OUTPUT, Panel
+from gmmvit_cli.panels import INPUT, OUTPUT, Panel, refusals_of
 from gmmvit_cli.progress import progress
 from gmmvit_cli.runners import PRECISION_OF_RUNNERS, URLS, opened_runners, runner_option
-from gmmvit_deploy.arguments import Refusals
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.inference.precision import Precision
 
+COLLECTS = True
 EXAMPLE = """gmmvit bench bundle --data digits --report bench.html
 gmmvit bench bundle --runner eager,openvino --synthetic --output a.json
 gmmvit bench --compare a.json b.json"""
@@ -88,11 +78,11 @@ def bench(
     PyTorch, ONNX Runtime, an engine or a server. The runners take turns; MLPerf LoadGen sends the queries. Ratios are
     relative to the first runner. The exit status is 1 if the logits of a runner are wrong.
     """
+    refusals, images = refusals_of(context), None
     if compare is not None:
+        refusals.raise_all()
         _compare(*compare, bundle=bundle, as_json=as_json)
         return
-    if bundle is None:
-        raise InputError("expected a bundle, or --compare A.json B.json", hint=f"type {EXAMPLE.splitlines()[0]}")
     with progress("bench") as on_progress:
         from gmmvit_deploy.bench.cells import Plan
         from gmmvit_deploy.bench.page import write_page
@@ -101,11 +91,6 @@ def bench(
         from gmmvit_deploy.files.writing import new_file
         from gmmvit_deploy.images.data.open import open_data
 
-        refusals, images = Refusals(), None
-        with refusals.collected():
-            require_output_file(output, force=force)
-        with refusals.collected():
-            require_report(report, force=force)
         with refusals.collected():
             if (data is None) != synthetic:
                 raise InputError(
@@ -114,18 +99,20 @@ def bench(
                 )
             images = open_data(data) if data else None
         with refusals.collected():
-            plan = Plan(batches=_batches(batch), rounds=rounds, seconds=seconds)
+            options = BenchOptions(
+                plan=Plan(batches=_batches(batch), rounds=rounds, seconds=seconds),
+                data=images,
+                samples=samples,
+                bound_ms=bound_ms,
+                roofline=roofline,
+                waterfall=waterfall,
+            )
         with refusals.collected():
+            if bundle is None:
+                usage = EXAMPLE.splitlines()[0]
+                raise InputError("expected a bundle, or --compare A.json B.json", hint=f"type {usage}")
             opened = open_bundle(bundle)
         refusals.raise_all()
-        options = BenchOptions(
-            plan=plan,
-            data=images,
-            samples=samples,
-            bound_ms=bound_ms,
-            roofline=roofline,
-            waterfall=waterfall,
-        )
         with opened_runners(opened, context.params, first=("eager",), timed=True) as (runners, _):
             measured = bench(opened, runners, options, on_progress=on_progress)
         result = measured.to_json()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.options import AS_JSON, require_report
+from gmmvit_cli.options import AS_JSON
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, Panel, completion, listed, output_option
 from gmmvit_cli.progress import progress
@@ -110,7 +110,6 @@ def build(
     """The report is read from the finished engine and lists the GPU kernels and data types of each attention layer. The
     command prints the report and stores it as card.json in the folder of the engine.
     """
-    require_report(report, force=force, plots=False)
     if source.suffix == ".onnx" and out is None:
         raise InputError(
             "--output, the folder to write the engine to, is required for an ONNX file",

@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import typer
 
 from gmmvit_cli.commands import typing_hint
-from gmmvit_cli.options import (
-    AS_JSON,
-    CA,
-    KEY_FILE,
-    MODEL_NAME,
-    URL_VARIABLE,
-    access_from,
-    checked_runner,
-    require_output_file,
-    typed,
-)
+from gmmvit_cli.options import AS_JSON, CA, KEY_FILE, MODEL_NAME, URL_VARIABLE, access_from, checked_runner, typed
 from gmmvit_cli.output import note, print_error, print_json
 from gmmvit_cli.panels import INPUT, MODEL, OUTPUT, TARGET, Panel, completion, listed
 from gmmvit_cli.progress import progress
@@ -177,7 +167,7 @@ def classify(
             raise typer.Exit(130) from None
         _print_bulk(result, folder, accept_broken=accept_broken, as_json=as_json)
         return
-    _require_fitting(bundle, url, features, runner, force=force)
+    _require_fitting(bundle, url, features, runner)
     if not images:
         raise InputError("expected images: files, folders or patterns", hint=typing_hint("classify"))
     from gmmvit_deploy.bundle.artifacts import open_bundle
@@ -303,15 +293,12 @@ def _files_of(arguments: list[str], left_out: LeftOut) -> tuple[list[Path], dict
     return list(dict.fromkeys(files)), missing
 
 
-def _require_fitting(
-    bundle: Path | None, url: str | None, features: Path | None, runner: str | None, *, force: bool
-) -> None:
+def _require_fitting(bundle: Path | None, url: str | None, features: Path | None, runner: str | None) -> None:
     if bundle is not None and url is not None:
         raise InputError(
             "--bundle (classify locally) and --url (ask a server) exclude each other",
             hint="type --bundle or --url, not both",
         )
-    require_output_file(features, force=force)
     if features is not None and features.suffix != ".npz":
         raise InputError(f"--features {features}: expected the name of an .npz file", hint="type --features FILE.npz")
     if bundle is None and runner is not None:

@@ -6,8 +6,10 @@ import gc
 import importlib
 import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from gmmvit_cli.output import set_verbosity
 from gmmvit_cli.panels import GENERAL, refusals_of
-from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.files.writing import require_free
+from gmmvit_deploy.errors import GmmvitError, InputError
+from gmmvit_deploy.files.writing import require_free, require_free_file
 
 JOBS: Mapping[str, Mapping[str, str]] = {
     "Start here": {"demo": "Train, export, serve and measure a small model in a single run."},
@@ -95,6 +97,8 @@ class Command(TyperCommand):
     """A command whose help shows an example, then its options, grouped by ``rich_help_panel``."""
 
     example = ""
+    collects = False
+    """True: the function raises what it refuses itself together with what `parse_args` refused (`refusals_of`)."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Example"):
@@ -121,7 +125,15 @@ class Command(TyperCommand):
             with refusals.collected():
                 instead = "add --resume to continue a run" if "resume" in given else ""
                 require_free(Path(given["out"]), force=given["force"], instead=instead)
-        refusals.raise_all()
+        for param in self.params:
+            if param.metavar in ("FILE.html", "FILE.json", "FILE.npz") and given[param.name] is not None:
+                from gmmvit_deploy.reports.pages import require_page
+
+                with refusals.collected():
+                    check = require_page if param.metavar == "FILE.html" else require_free_file
+                    check(given[param.name], force=given["force"])
+        if not self.collects:
+            refusals.raise_all()
         return rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -144,6 +156,7 @@ def _command(name: str) -> Any:
     function = getattr(module, name)
     command = _single(function, help=f"{SUMMARIES[name]}\n\n{inspect.getdoc(function)}")
     command.example = module.EXAMPLE
+    command.collects = getattr(module, "COLLECTS", False)
     command.params += _single(_common_options).params
     return command
 
@@ -170,7 +183,8 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except InputError as exc:
+        except GmmvitError as exc:
+            exc.args = (_as_typed(str(exc), self.commands[ctx.invoked_subcommand].params),)
             if exc.hint == InputError.default_hint:
                 exc.hint = help_hint(ctx.invoked_subcommand)
             raise
@@ -193,6 +207,17 @@ class Commands(TyperGroup):
         records = [(option, _COMPLETION_HELP.get(option.split()[0], text)) for option, text in records]
         with formatter.section("Options"):
             _write_definitions(formatter, records)
+
+
+def _as_typed(message: str, params: Sequence[Any]) -> str:
+    """Name the options that were typed in place of the library's arguments: ``gate: …`` → ``--gate: …``, in each line.
+
+    The parameter of a command has the name of the library's argument.
+    """
+    words = [word.partition("=")[0] for word in sys.argv]
+    options: dict[str, str] = {param.name: param.opts[-1] for param in params if not {*words}.isdisjoint(param.opts)}
+    options |= {name: f"--set {name}" for option, name in pairwise(words) if option == "--set"}
+    return re.sub(r"(?m)(?<=^- )\w+(?=:)|^\w+(?=:)", lambda match: options.get(match[0], match[0]), message)
 
 
 def _nearest(name: str) -> str:

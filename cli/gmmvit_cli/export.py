@@ -21,9 +21,8 @@ from gmmvit_cli.options import (
     thresholds_from,
 )
 from gmmvit_cli.output import print_json, print_table
-from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, completion, listed, output_option
+from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, completion, listed, output_option, refusals_of
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.arguments import Refusals
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.counts import counted
 from gmmvit_deploy.errors import InputError
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.inference.labels import Task
     from gmmvit_deploy.models.specs import OutputName
 
+COLLECTS = True
 EXAMPLE = """# a file of your own training; for your own class, add --model FILE.py:CLASS
 gmmvit export checkpoint.pth -o bundle --dataset cifar10
 # timm: a checkpoint of train.py or a model folder; a state dict needs --model
@@ -148,7 +148,7 @@ def export(
     """
     from gmmvit_deploy.exporting.options import ExportOptions, refuse_unstated
 
-    refusals, hints, options, normalisation, names = Refusals(), LoadHints(), ExportOptions(), Normalisation(), None
+    refusals, hints, normalisation, names = refusals_of(context), LoadHints(), Normalisation(), None
     with refusals.collected():
         require_checkpoint(checkpoint)
     with refusals.collected():
@@ -179,7 +179,8 @@ def export(
         )
         refuse_unstated(checkpoint, hints, options, refusals)
     with refusals.collected():
-        require_calibration(precisions, calibration)
+        if precisions is not None:  # not refused
+            require_calibration(precisions, calibration)
     refusals.raise_all()
     collect_garbage_rarely()
     with progress("export") as on_progress:

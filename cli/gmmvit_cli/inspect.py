@@ -18,12 +18,13 @@ from gmmvit_cli.models import (
     hints_from,
     permit_class,
 )
-from gmmvit_cli.options import AS_JSON, require_output_file, require_report, typed
+from gmmvit_cli.options import AS_JSON, typed
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, Panel, listed
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.errors import BundleError, InputError
+from gmmvit_deploy.files.writing import require_free_file
 from gmmvit_deploy.inference.precision import PRECISIONS
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec
@@ -94,7 +95,8 @@ def inspect(
     With a bundle and --image, classifies the image, and computes the mean attention distance of each head, and the
     attention rollout, which is the share of each patch in the tokens that the classifier reads.
     """
-    require_output_file(report, force=force)
+    if report is not None:
+        require_free_file(report, force=force)
     hints = hints_from(context.params)
     of_presets = typed(context, _WITHOUT_FILE)
     bundle = checkpoint if checkpoint is not None and (checkpoint / "manifest.json").is_file() else None
@@ -260,7 +262,10 @@ def _print_tried(file: str, calibration: Mapping[str, Any]) -> None:
 def _inspect_attention(
     path: Path | None, image: Path, model: str | None, report: Path | None, *, force: bool, as_json: bool
 ) -> None:
-    require_report(report, force=force, plots=False)
+    from gmmvit_deploy.reports.pages import require_page, written_page
+
+    if report is not None:
+        require_page(report, force=force)
     if path is None:
         raise InputError("--image draws the attention of a bundle", hint=f"type gmmvit inspect BUNDLE --image {image}")
     with progress("inspect") as on_progress:
@@ -271,7 +276,6 @@ def _inspect_attention(
         permit_class(bundle, model)
 
         # Imports PyTorch: a bundle that is missing is refused without it.
-        from gmmvit_deploy.reports.pages import written_page
         from gmmvit_deploy.reports.pictures.attention_of_image import attention_of_bundle
         from gmmvit_deploy.reports.pictures.attention_report import attention_page
 

@@ -83,7 +83,7 @@ def main() -> None:
         # Typer would print usage errors in its own form.
         status = app(prog_name="gmmvit", standalone_mode=False)
     except GmmvitError as exc:
-        _fail(_as_typed(str(exc)), exc.hint)
+        _fail(str(exc), exc.hint)
     except BrokenPipeError:
         # The reader of our output closed the pipe; Python would print another error while it shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -99,13 +99,6 @@ def main() -> None:
             f"this is a defect of gmmvit-deploy; type {DEBUG_VARIABLE}=1 before the command to print the traceback",
         )
     sys.exit(status if isinstance(status, int) else 0)
-
-
-def _as_typed(message: str) -> str:
-    """Name the option that was typed in place of the library's argument: ``gate: expected`` → ``--gate: expected``."""
-    option = f"--{message.partition(':')[0].replace('_', '-')}"
-    typed = any(word.partition("=")[0] == option for word in sys.argv)
-    return f"{option}:{message.partition(':')[2]}" if typed else message
 
 
 def _usage_error(exc: Any) -> tuple[str, str]:

@@ -7,17 +7,17 @@ import typer
 
 from gmmvit_cli.commands import collect_garbage_rarely
 from gmmvit_cli.models import CLASS_TO_CONVERT, permit_class
-from gmmvit_cli.options import AS_JSON, FORCE_REPORT, REPORT, complete_data, require_report
+from gmmvit_cli.options import AS_JSON, FORCE_REPORT, REPORT, complete_data
 from gmmvit_cli.output import note, print_json, print_table
-from gmmvit_cli.panels import INPUT, Panel
+from gmmvit_cli.panels import INPUT, Panel, refusals_of
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.arguments import Refusals
 from gmmvit_deploy.bundle.choices import Goal
 from gmmvit_deploy.inference.precision import SPECS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.choices import Choice
 
+COLLECTS = True
 EXAMPLE = """gmmvit optimize bundle --data digits --calibration digits#train
 gmmvit optimize bundle --data folder:VAL --for throughput --report page.html"""
 
@@ -26,6 +26,7 @@ _INT8 = SPECS["int8"]
 
 
 def optimize(
+    context: typer.Context,
     bundle: Path = INPUT.argument("BUNDLE", "The bundle to choose for."),
     data: str = INPUT.option(
         "KIND:PATH",
@@ -68,38 +69,31 @@ def optimize(
     collect_garbage_rarely()
     with progress("optimize") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
-        from gmmvit_deploy.images.data.open import open_data
-        from gmmvit_deploy.runtimes.programs.image_batches import require_images, require_source
+        from gmmvit_deploy.optimize.options import OptimizeOptions
+        from gmmvit_deploy.runtimes.programs.image_batches import require_images
 
-        refusals = Refusals()
+        refusals = refusals_of(context)
         with refusals.collected():
-            require_report(report, force=force)
-        with refusals.collected():
-            images = open_data(data)
-        with refusals.collected():
-            if calibration is not None:
-                require_source(calibration)
+            options = OptimizeOptions(
+                data=data,
+                limit=limit,
+                calibration=calibration,
+                gate=gate,
+                keep_decisions=keep_decisions,
+                goal=goal,
+                batch=batch,
+            )
         with refusals.collected():
             opened = open_bundle(bundle)
         refusals.raise_all()
         if calibration is not None:
             require_images(calibration, opened.manifest.image, opened.manifest.input_kind)
 
-        # Imports PyTorch: a bundle that is missing is refused without it.
+        # Imports PyTorch: what is wrong is refused without it.
         from gmmvit_deploy.optimize.page import write_page
-        from gmmvit_deploy.optimize.run import OptimizeOptions, optimize_bundle
+        from gmmvit_deploy.optimize.run import optimize_bundle
 
         permit_class(opened, model)
-        options = OptimizeOptions(
-            data=images,
-            source=data,
-            limit=limit,
-            calibration=calibration,
-            gate=gate,
-            keep_decisions=keep_decisions,
-            goal=goal,
-            batch=batch,
-        )
         choice = optimize_bundle(opened, options, on_progress=on_progress)
         if report is not None:
             write_page(choice, opened, report, force=force)

@@ -11,6 +11,7 @@ import typer
 
 from gmmvit_cli.panels import GENERAL, INPUT, MODEL, OUTPUT, PRECISION, TARGET, Panel, completion, listed
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.extras import require
 from gmmvit_deploy.images.data.files import KINDS, SPLITS
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_from
@@ -43,10 +44,15 @@ def checked_runner(names: Sequence[str]) -> Callable[[str], str]:
     return parse
 
 
+def _page_with_plots(text: str) -> Path:
+    require("matplotlib", package="matplotlib", extra="report")
+    return Path(text)
+
+
 AS_JSON = GENERAL.flag("--json", "Print JSON on stdout.")
 FORCE = OUTPUT.flag("--force", "Replace the output if it exists.")
 FORCE_REPORT = OUTPUT.flag("--force", "Replace the report if it exists.")
-REPORT = OUTPUT.option("FILE.html", "Write a self-contained HTML page with plots.")
+REPORT = OUTPUT.option("FILE.html", "Write a self-contained HTML page with plots.", parser=_page_with_plots)
 DATA = INPUT.option(
     "KIND:PATH",
     f"Images: KIND:PATH, or only the word {KINDS[-1]} for scikit-learn's handwritten digits. KIND is "
@@ -115,22 +121,6 @@ SERVER_TENSORRT_VERSION = TARGET.option(
     "VERSION",
     "TensorRT version of the server, such as 10.9.0. Required if gmmvit does not know the server's release.",
 )
-
-
-def require_output_file(path: Path | None, *, force: bool) -> None:
-    """Refuse an output file that exists, or whose folder does not exist, before any work.  Errors: OutputError."""
-    from gmmvit_deploy.files.writing import require_free_file
-
-    if path is not None:
-        require_free_file(path, force=force)
-
-
-def require_report(path: Path | None, *, force: bool, plots: bool = True) -> None:
-    """Refuse a page that cannot be written, before any work.  plots, errors: as for `require_page`."""
-    if path is not None:
-        from gmmvit_deploy.reports.pages import require_page
-
-        require_page(path, force=force, plots=plots)
 
 
 class Normalisation(NamedTuple):

@@ -54,15 +54,18 @@ class Panel:
         names: the values that are allowed, which the shell completes; any other value is an InputError.
         must_exist: True for a path of an input; a missing file or folder is an InputError.
         parser: text → the value, or InputError.  listing: returns what the value ``help`` prints.
-        `Command` raises the errors of all options at once.
+        `Command` raises the errors of all options at once; until then, a refused value is another that fits, or None.
         """
 
         def check(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
             if listing is not None and "help" in (value if isinstance(value, (list, tuple)) else [value]):
                 typer.echo(listing())
                 raise typer.Exit
+            # In place of a refused value, so that the command's own checks name no other error.
+            fitting = names[0] if names else default if isinstance(default, int | float) else None
             with refusals_of(context).collected():
-                return parse(param, value)
+                fitting = parse(param, value)
+            return fitting  # noqa: RET504  # an error leaves out the assignment
 
         def parse(param: typer.CallbackParam, value: Any) -> Any:
             option = param.opts[-1]
@@ -96,7 +99,7 @@ class Panel:
 
 
 def refusals_of(context: typer.Context) -> Refusals:
-    """Return what was refused while the options of a command are read."""
+    """Return what was refused while the options of a command were read."""
     refusals: Refusals = context.meta.setdefault(f"{__name__}.refusals", Refusals())
     return refusals
 

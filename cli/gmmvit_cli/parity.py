@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -9,19 +10,9 @@ import typer
 
 from gmmvit_cli.commands import collect_garbage_rarely
 from gmmvit_cli.models import CLASS_OF_BUNDLE
-from gmmvit_cli.options import (
-    AS_JSON,
-    CA,
-    DATA,
-    ENGINE_FOLDER,
-    FORCE_REPORT,
-    KEY_FILE,
-    MODEL_NAME,
-    REPORT,
-    require_report,
-)
+from gmmvit_cli.options import AS_JSON, CA, DATA, ENGINE_FOLDER, FORCE_REPORT, KEY_FILE, MODEL_NAME, REPORT
 from gmmvit_cli.output import note, print_error, print_json, print_table, verbosity
-from gmmvit_cli.panels import GENERAL, INPUT, Panel
+from gmmvit_cli.panels import GENERAL, INPUT, Panel, refusals_of
 from gmmvit_cli.progress import progress
 from gmmvit_cli.runners import PRECISION_OF_RUNNERS, URLS, opened_runners, runner_option
 from gmmvit_deploy.inference.precision import SPECS, Precision
@@ -29,6 +20,7 @@ from gmmvit_deploy.inference.precision import SPECS, Precision
 if TYPE_CHECKING:
     from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 
+COLLECTS = True
 EXAMPLE = """gmmvit parity bundle
 gmmvit parity bundle --runner openvino:bf16 --data digits --report parity.html"""
 
@@ -90,10 +82,11 @@ def parity(
         "if the bundle has no features. Not centred.",
         show_default="no minimum",
     ),
-    expect_accuracy: float | None = _CHECKS.option(
+    expected_accuracy: float | None = _CHECKS.option(
         "FRACTION",
         "Accuracy that training measured on such images, such as 0.93. Fail if PyTorch's accuracy on the images of "
         "--data is below it: then preprocessing, labels or weights are not those of training.",
+        name="--expect-accuracy",
     ),
     require_accuracy: bool = _CHECKS.flag(
         "--require-accuracy", "Also fail if accuracy cannot be decided: no labelled images, or too few."
@@ -115,32 +108,25 @@ def parity(
     check. The exit status is 1 if a check fails, or if the images cannot decide a gate that you type; and 3 if nothing
     failed, but no images judged an int8 or fp8 graph.
     """
-    require_report(report, force=force)
     collect_garbage_rarely()
     with progress("parity") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
-        from gmmvit_deploy.images.data.open import open_data
+        from gmmvit_deploy.parity.options import ParityOptions
 
-        images = open_data(data) if data else None
-        opened = open_bundle(bundle)
+        refusals, given = refusals_of(context), {}
+        for name in (field.name for field in fields(ParityOptions) if field.name in context.params):
+            with refusals.collected():  # each alone, so that all that are wrong are named
+                given[name] = getattr(ParityOptions(**{name: context.params[name]}), name)
+        with refusals.collected():
+            opened = open_bundle(bundle)
+        refusals.raise_all()
+        options = ParityOptions(**given)
 
-        # Imports PyTorch: a bundle that is missing is refused without it.
+        # Imports PyTorch: what is wrong is refused without it.
         from gmmvit_deploy.parity.check import check_parity
         from gmmvit_deploy.parity.choice import with_choice
-        from gmmvit_deploy.parity.options import ParityOptions
         from gmmvit_deploy.parity.page import write_page
 
-        options = ParityOptions(
-            data=images,
-            limit=limit,
-            on_broken=on_broken,
-            gate=gate,
-            keep_decisions=keep_decisions,
-            snr_db=snr_db,
-            least_cosine=least_cosine,
-            expected_accuracy=expect_accuracy,
-            localize=localize,
-        )
         with opened_runners(opened, context.params, takes_other_bundle=True) as (runners, skipped):
             result = check_parity(opened, runners, options, skipped=skipped, on_progress=on_progress)
         result = with_choice(opened, result)

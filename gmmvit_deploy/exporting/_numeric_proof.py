@@ -7,13 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gmmvit_deploy.errors import (
-    BundleError,
-    ExportError,
-    GmmvitError,
-    MissingDependencyError,
-    RunnerUnavailableError,
-)
+from gmmvit_deploy.errors import BundleError, ExportError, GmmvitError, MissingDependencyError, RunnerUnavailableError
 from gmmvit_deploy.inference.reference_outputs import OutputShapeError, largest_differences, wrong_output
 from gmmvit_deploy.models.specs import OutputName
 from gmmvit_deploy.runtimes.programs.memory import release_memory

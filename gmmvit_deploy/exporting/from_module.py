@@ -28,6 +28,8 @@ from gmmvit_deploy.progress import OnProgress, ignore
 
 _ARGUMENTS = "give model_args with all arguments that the module was built with, such as model_args={'depth': 6}"
 
+_SIZE = "give normalised images of the size and the channels of training"
+
 
 def export(
     module: nn.Module,
@@ -62,12 +64,11 @@ def export(
     require_free(Path(out), force=force)
     channels, size = _image(example)
     module = getattr(module, "_orig_mod", module)  # of torch.compile
-    if type(module).__module__.startswith("timm."):  # timm builds it by its name
-        cfg: Any = module.pretrained_cfg
-        hints = LoadHints(model=cfg["architecture"], model_args=model_args or {})
+    if type(module).__module__.startswith("timm."):
+        model = _name_in_timm(module)
     else:
         model, resize = _importable(type(module)), resize or "stretch-bilinear"
-        hints = LoadHints(model=model, model_args=model_args or {}, image_size=size, channels=channels)
+    hints = LoadHints(model=model, model_args=model_args or {}, image_size=size, channels=channels)
     export_options = ExportOptions(mean=mean, std=std, labels=labels, resize=resize, **options)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / f"{type(module).__name__}.pth"
@@ -75,9 +76,10 @@ def export(
         try:
             built = load_checkpoint(weights, hints).model
         except InputError as exc:
-            hint = _ARGUMENTS if "--model-args" in exc.hint else exc.hint
-            raise InputError(f"module: {str(exc).removeprefix(f'{weights}: ')}", hint=hint) from exc
-        _require_same_logits(module, built, example, str(hints.model))
+            hint = _ARGUMENTS if "--model-args" in exc.hint else _SIZE if "--image-size" in exc.hint else exc.hint
+            message = str(exc).removeprefix(f"{weights}: ").replace("--image-size", "the size of example")
+            raise InputError(f"module: {message}", hint=hint) from exc
+        _require_same_logits(_logits(built, example), _logits(module, example), model)
         del built
         return bundle_from_checkpoint(
             weights, out, export_options, hints=hints, precisions=precisions, force=force, on_progress=on_progress
@@ -102,11 +104,23 @@ def _image(example: Any) -> tuple[int, int]:
     return shape[1], shape[2]
 
 
+def _name_in_timm(module: Any) -> str:
+    """Return the name by which timm builds the network again, or InputError."""
+    name = getattr(module, "pretrained_cfg", {}).get("architecture")
+    if not name:
+        raise InputError(
+            f"module: {type(module).__name__} of timm was built as a class, without a name of timm's list",
+            hint='build it with timm.create_model("NAME", …), load the weights with '
+            "load_state_dict(module.state_dict()), and export it",
+        )
+    return str(name)
+
+
 def _importable(own_class: type) -> str:
     """Return ``FILE.py:CLASS`` of a class that another process can import, or InputError."""
     name, origin = own_class.__qualname__, own_class.__module__
     where, path = "", getattr(sys.modules.get(origin), "__file__", None) or ""
-    if hasattr(own_class, "save_pretrained"):
+    if any(base.__module__.startswith("transformers.modeling") for base in own_class.__mro__):
         raise InputError(
             f"module: {name} is a network of Hugging Face, which states its own configuration",
             hint='type module.save_pretrained("folder"), then bundle_from_checkpoint("folder", …)',
@@ -127,17 +141,24 @@ def _importable(own_class: type) -> str:
     return f"{path}:{name}"
 
 
-@torch.no_grad()
-def _require_same_logits(module: nn.Module, built: nn.Module, example: Tensor, what: str) -> None:
+def _require_same_logits(actual: Tensor, expected: Tensor, what: str) -> None:
     """Errors: InputError when the network built again gives other logits for the example, in float64, than the module.
 
     The shapes of the tensors do not show every argument, and the file can have changed since it was imported.
     """
-    images = example.detach().cpu().double()
-    expected, actual = (copy.deepcopy(each).cpu().double().eval()(images) for each in (module, built))
     if not torch.allclose(actual, expected, rtol=1e-6, atol=1e-9, equal_nan=True):
         raise InputError(
             f"module: {what}, built again with the weights of the module, gives other logits, which differ by up to "
             f"{float((actual - expected).abs().max()):.3g}",
             hint=f"{_ARGUMENTS}; if the file has changed since it was imported, start Python again",
         )
+
+
+@torch.no_grad()
+def _logits(module: nn.Module, example: Tensor) -> Any:
+    """Return what the module computes in float64.  Errors: InputError when it does not take the example."""
+    try:
+        return copy.deepcopy(module).cpu().double().eval()(example.detach().cpu().double())
+    except (AssertionError, RuntimeError) as exc:
+        shape = tuple(example.shape)
+        raise InputError(f"example: the network does not take images of shape {shape}: {exc}", hint=_SIZE) from exc

@@ -49,8 +49,8 @@ class ExportOptions:
     label that several classes have is written with its index: ``crane (134)``.
     thresholds_source: where the thresholds come from, for messages.
     A value that is None is first taken from the checkpoint, if the checkpoint states the value.
-    Errors: InputError when ``max_batch`` is below 1, when ``resize`` does not take ``crop_pct``, or when mean and std
-    are not those of pixel values in [0, 1].
+    Errors: InputError when ``max_batch`` is below 1, when ``resize`` does not take ``crop_pct``, when mean is given
+    without std or std without mean, or when they are not those of pixel values in [0, 1].
     """
 
     input_kind: InputKind = "pixels"
@@ -82,6 +82,15 @@ class ExportOptions:
                 object.__setattr__(self, name, tuple(value))
             elif isinstance(value, Real) or (name == "outputs" and isinstance(value, str)):
                 object.__setattr__(self, name, (value,))
+        refusals = Refusals()
+        for check in (self._check_names, self._check_thresholds, self._check_images):
+            with refusals.collected():
+                check()
+        with refusals.collected():
+            require_counts(max_batch=self.max_batch)
+        refusals.raise_all()
+
+    def _check_names(self) -> None:
         require_known("input_kind", self.input_kind, get_args(InputKind))
         require_known("resize", self.resize, RESIZE_RULES)
         require_known("task", self.task, get_args(Task))
@@ -89,6 +98,8 @@ class ExportOptions:
             raise InputError(f"outputs: expected logits, features or both, got {', '.join(self.outputs)}")
         if isinstance(self.labels, str):
             raise InputError(f"labels: expected a list of names, got {self.labels!r}")
+
+    def _check_thresholds(self) -> None:
         if self.task == "multi-label" and not self.has_logits:
             raise InputError(
                 "the task multi-label says how logits become labels, and the outputs have no logits",
@@ -104,11 +115,13 @@ class ExportOptions:
                 "thresholds belong to a multi-label network, and the task is single-label",
                 hint="give the task multi-label (--task multi), or leave the thresholds out",
             )
-        require_counts(max_batch=self.max_batch)
-        if self.crop_pct is not None and self.resize is not None:
-            require_crop_pct("--crop-pct", self.crop_pct, self.resize)
-        if self.mean and self.std:  # a network with more channels takes the only number for all
-            channels = max(len(self.mean), len(self.std))
+
+    def _check_images(self) -> None:
+        if self.crop_pct is not None:
+            rule = self.resize if self.resize in RESIZE_RULES else None
+            require_crop_pct("crop_pct", self.crop_pct, rule or "center-bilinear")  # the checkpoint's rule may crop
+        if self.mean or self.std:  # a network with more channels takes the only number for all
+            channels = max(len(self.mean or ()), len(self.std or ()))
             ImageSpec(height=1, width=1, channels=channels, **self._normalisation(channels))
 
     def image_spec(self, spec: ModelSpec) -> ImageSpec:
@@ -214,19 +227,19 @@ class ExportOptions:
                 f"the checkpoint states crop_pct {crop_pct:g}, and values above 1 are not supported",
                 hint="type --crop-pct 1 for the closest supported preprocessing, which changes the logits",
             )
-        options = replace(
+        mean, std = self.mean or known.mean, self.std or known.std
+        if self.input_kind == "pixels":
+            missing = [name for name, value in (("mean", mean), ("std", std)) if value is None]
+            _require_stated(missing + ["resize"] * (rule is None), known.usual)
+        return replace(
             self,
-            mean=self.mean or known.mean,
-            std=self.std or known.std,
+            mean=mean,
+            std=std,
             resize=rule or "stretch-bilinear",
             crop_pct=crop_pct,
             labels=self.labels or known.labels,
             labels_source=self.labels_source if self.labels else "the labels that the checkpoint states",
         )
-        if options.input_kind == "pixels":
-            missing = [name for name in ("mean", "std") if getattr(options, name) is None]
-            _require_stated(missing + ["resize"] * (rule is None), known.usual)
-        return options
 
     def origins(self, known: KnownImages, typed: ExportOptions, *, family: str = "") -> dict[str, str]:
         """Return where the values come from that the user did not type, such as mean → ``mean of args``.

@@ -11,71 +11,29 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast, get_args
 
 import numpy as np
 
-from gmmvit_deploy.arguments import require_counts, require_known, require_number
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.bundle.choices import Choice, Goal, JudgedImages, write_choice
+from gmmvit_deploy.bundle.choices import Choice, JudgedImages, write_choice
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import BundleError, InputError, OutputError
-from gmmvit_deploy.images.data.images import Images
-from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.inference.precision import SPECS, Precision
 from gmmvit_deploy.optimize._programs import convert_missing, opened_programs, refuse_overlap
 from gmmvit_deploy.optimize._race import Race
+from gmmvit_deploy.optimize.options import OptimizeOptions
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import ImageStream
-from gmmvit_deploy.parity.judgement import ENOUGH_IMAGES, judgement_of, wrong_labels_in
+from gmmvit_deploy.parity.judgement import judgement_of, wrong_labels_in
 from gmmvit_deploy.parity.options import BATCH, ParityOptions
 from gmmvit_deploy.parity.reference import why_no_model
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizeOptions:
-    """Options of a choice.
-
-    Example: ``OptimizeOptions(data="folder:val", calibration="folder:train")``.
-
-    data: the images that judge, as in `ParityOptions`.  source: its text as typed, unless ``data`` is this text.
-    limit: the number of images to use, spread evenly over the data.
-    calibration: the images that set the ranges of static int8, as in `open_images`; None leaves static int8 out.
-    gate: the share to reach: of PyTorch's accuracy if the images have labels, else of the decisions; None uses int8's.
-    keep_decisions: the share of the decisions to keep, also if the images have labels; not with ``gate``.
-    goal: ``latency`` for a batch of 1, ``throughput`` for a batch of `BATCH`, unless ``batch`` is another number.
-    """
-
-    data: Images | Path | str
-    source: str = ""
-    limit: int = ENOUGH_IMAGES
-    calibration: str | None = None
-    gate: float | None = None
-    keep_decisions: float | None = None
-    goal: Goal = "latency"
-    batch: int | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.data, str | Path):
-            object.__setattr__(self, "source", self.source or str(self.data))
-            object.__setattr__(self, "data", open_data(str(self.data)))
-        for name, share in (("gate", self.gate), ("keep_decisions", self.keep_decisions)):
-            require_number(name, share, "a share below 1, such as 0.99", lambda value: 0 < value < 1)
-        if self.gate is not None and self.keep_decisions is not None:
-            raise InputError("gate and keep_decisions are two gates, and one decides", hint="leave one of them out")
-        require_known("goal", self.goal, get_args(Goal))
-        require_counts(limit=self.limit, batch=self.batch)
-
-    @property
-    def images(self) -> Images:
-        """``data``, opened."""
-        return cast(Images, self.data)
+__all__ = ["OptimizeOptions", "optimize_bundle"]
 
 
 def optimize_bundle(

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import new_file, require_free_file
 
 if TYPE_CHECKING:
@@ -131,21 +130,19 @@ def _png_url(image: Image.Image, *, all_colours: bool = True) -> str:
 
 
 def written_page(html: str, path: Path, *, force: bool) -> None:
-    """Write a page to ``path``, completely or not at all.  Errors: as for `require_page` without plots."""
-    require_page(path, force=force, plots=False)
+    """Write a page to ``path``, completely or not at all.  Errors: as for `require_page`."""
+    require_page(path, force=force)
     with new_file(path, force=force) as file:
         file.write(html.encode())
 
 
-def require_page(path: Path, *, force: bool, plots: bool = True) -> None:
-    """Check before work begins that a page can be written to ``path``.  plots: True if it needs matplotlib.
+def require_page(path: Path, *, force: bool) -> None:
+    """Check before work begins that a page can be written to ``path``.
 
-    Errors: InputError for another suffix than .html; OutputError as `require_free_file`; MissingDependencyError.
+    Errors: InputError for another suffix than .html; OutputError as `require_free_file`.
     """
     if path.suffix.lower() != ".html":
         raise InputError(
             f"{path}: expected a path that ends in .html for the report", hint=f"type {path.with_suffix('.html')}"
         )
-    if plots:
-        require("matplotlib", package="matplotlib", extra="report")
     require_free_file(path, force=force)

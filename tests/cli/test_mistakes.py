@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -55,6 +54,10 @@ def test_what_the_command_line_cannot_read(command: str, message: str, hint: str
         ("parity nowhere --runner eager,none", "runner 'none' is not known"),
         ("pack nowhere --runner eager", "--runner eager: this command cannot use this runner"),
         ("tune nowhere --bound-ms 1 --runner none", "runner 'none' is not known"),
+        (
+            "parity nowhere --expect-accuracy 93",
+            "--expect-accuracy: expected a share of the images, such as 0.97, got 93",
+        ),
         ("optimize nowhere --data none:x", "data 'none:x': expected a kind of data"),
         ("bench nowhere --data folder:vall", "vall: no such file or folder"),
         ("bench nowhere --data mnist:vall", "vall: no such file or folder"),
@@ -76,19 +79,32 @@ OWN_CLASS = "export w.pth -o new --model n.py:Net"
 @pytest.mark.parametrize(
     ("command", "messages"),
     [
-        ("export x -o w.pth --precision fp64 --resize none", ["w.pth exists", "'fp64' is not", "--resize: expected"]),
+        (
+            "export x -o w.pth --precision fp64 --resize none --max-batch 0",
+            ["w.pth exists", "'fp64' is not", "--resize: expected", "x: expected a PyTorch", "- --max-batch: expected"],
+        ),
+        (
+            "export w.pth -o new --precision fp64 --calibration digits --crop-pct 2 --thresholds 0.5",
+            ["'fp64' is not", "- --crop-pct: expected", "thresholds belong"],
+        ),
+        (
+            "parity nowhere --data folder:no --report w.html --expect-accuracy 93 --gate 2 --runner none --engine no",
+            ["w.html", "no: no such", "nowhere", "- --expect-accuracy: ", "- --gate: ", "'none'", "--engine no"],
+        ),
+        ("bench --data folder:no --rounds 1 --runner none", ["no: no such", "rounds", "'none'", "expected a bundle"]),
         ("export nowhere -o new --mean 1", ["nowhere: expected a PyTorch checkpoint", "--mean requires --std"]),
         (OWN_CLASS, ["the size and the channels", "the mean and the std and the resize rule"]),
         (f"{OWN_CLASS} --labels no.txt --thresholds no.txt", ["--labels no.txt", "--thresholds no.txt"]),
         (f"{OWN_CLASS} --mean 127 --std 60 --precision fp8", ["0.498039", "fp8 needs calibration images"]),
         (
-            "optimize nowhere --data folder:no --calibration no --report w.pth",
-            ["w.html", "no: no such", "pattern", "nowhere"],
+            "optimize nowhere --data folder:no --calibration no --report w.pth --gate 2 --batch 0 --for all",
+            ["w.html", "no: no such", "pattern", "nowhere", "- --gate: ", "- --batch: ", "--for: expected"],
         ),
     ],
 )
 def test_all_mistakes_are_named_at_once(command: str, messages: list[str], tmp_path: Path) -> None:
     (tmp_path / "w.pth").touch()
+    (tmp_path / "w.html").touch()
     error, hint = refused(gmmvit_here(*command.split()), f"{len(messages)} errors:\n- ", *messages)
     assert error.count("\n- ") == len(messages)
     assert hint == "correct all of them"
@@ -197,7 +213,7 @@ def test_precisions_that_exist_are_refused_before_the_conversion(tmp_path: Path)
     (tmp_path / "graphs").mkdir()
     (tmp_path / "graphs/fp16.onnx").write_bytes(b"precious")
     with pytest.raises(OutputError, match=r"fp16\.onnx exists") as caught:
-        variant_from_bundle(Mock(spec=Bundle, path=tmp_path), "fp16")  # nothing else is read
+        variant_from_bundle(Bundle(path=tmp_path, manifest=None), "fp16")  # type: ignore[arg-type]  # it is not read
     assert caught.value.hint == "add --force to replace the file"  # no option names the path
 
 

@@ -10,22 +10,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
+from timm.models.vision_transformer import VisionTransformer
 
 import gmmvit_deploy
 from gmmvit_deploy import ExportOptions, OptimizeOptions, ParityOptions
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.families.custom.spec import CustomSpec
+from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from tests.cli.terminal import gmmvit_here
 from tests.models.families.custom.own_files import ARGUMENTS, NETWORK, forget_files
 
 EXAMPLE = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 STATED: dict[str, Any] = {"example": EXAMPLE, "mean": [0.5] * 3, "std": [0.25] * 3, "labels": [*"abcde"]}
-MEMORY = f"""{NETWORK.replace("from torch import nn", "from .layers import nn")}
+SWIN = {"depths": [1, 1], "embed_dim": 24, "num_heads": [1, 1], "num_classes": 5}
+MEMORY = f"""from huggingface_hub import PyTorchModelHubMixin
+{NETWORK.replace("from torch import nn", "from .layers import nn")}
 
 class Probabilities(Net):
     def forward(self, x):
         return super().forward(x).softmax(1)
+
+
+class Shared(Net, PyTorchModelHubMixin):
+    pass
 
 
 def closed():
@@ -72,6 +81,16 @@ def test_a_network_in_memory_and_what_the_bundle_records(
     assert answer.status == 0, answer.err
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize(("name", "model_args"), [("test_resnet", {}), ("test_vit", {"img_size": 64})])
+def test_a_network_of_timm_at_the_size_of_the_example(name: str, model_args: dict[str, Any], tmp_path: Path) -> None:
+    network = timm.create_model(name, num_classes=5, **model_args)
+    stated = STATED | {"example": torch.randn(2, 3, 64, 64), "resize": "center-bicubic"}
+    bundle = gmmvit_deploy.export(network, tmp_path / "bundle", **stated)
+    assert isinstance(bundle.manifest.spec, TimmSpec)
+    assert (bundle.manifest.spec.architecture, bundle.input_shape) == (name, (64, 64, 3))
+
+
 @pytest.mark.parametrize(
     ("make", "changes", "message", "hint"),
     [
@@ -92,9 +111,36 @@ def test_a_network_in_memory_and_what_the_bundle_records(
             "from net import",
         ),
         (lambda nets: nets.Net(), {"example": EXAMPLE[:, :, :8]}, r"square images, .* got .*\(2, 3, 8, 16\)", "randn"),
-        (lambda nets: nets.Net(), {"labels": ["a"]}, "labels: expected 5 labels", "of each class"),
+        (lambda nets: nets.Shared(), {"labels": ["a"]}, "labels: expected 5 labels", "of each class"),
+        (
+            lambda nets: type("Own", (nets.Net,), {"__module__": "transformers.modeling_utils"})(),
+            {},
+            "Own is a network of Hugging Face",
+            "save_pretrained",
+        ),
+        (lambda nets: VisionTransformer(depth=1), {}, "VisionTransformer of timm was built as a class", "create_model"),
+        (lambda nets: timm.create_model("test_vit"), {}, "module: the size of example is 16 × 16", "of training"),
+        (
+            lambda nets: timm.create_model("swin_tiny_patch4_window7_224", img_size=112, **SWIN),
+            {"model_args": SWIN, "example": torch.zeros(1, 3, 224, 224), "labels": None},
+            r"example: .*\(1, 3, 224, 224\).* match model \(112\)",
+            "of training",
+        ),
     ],
-    ids=["keys", "logits", "arguments", "softmax", "closure", "notebook", "example", "labels"],
+    ids=[
+        "keys",
+        "logits",
+        "arguments",
+        "softmax",
+        "closure",
+        "notebook",
+        "example",
+        "labels",
+        "hub",
+        "class",
+        "resampled",
+        "size",
+    ],
 )
 def test_a_network_that_is_refused(
     make: Any, changes: dict[str, Any], message: str, hint: str, nets: ModuleType, tmp_path: Path

@@ -14,11 +14,7 @@ from onnx import numpy_helper
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
-from gmmvit_deploy.errors import (
-    ExportError,
-    MissingDependencyError,
-    RunnerUnavailableError,
-)
+from gmmvit_deploy.errors import ExportError, MissingDependencyError, RunnerUnavailableError
 from gmmvit_deploy.exporting import bundle_from_checkpoint as module
 from gmmvit_deploy.exporting import variants
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint

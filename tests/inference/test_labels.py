@@ -209,8 +209,11 @@ class TestThresholdFiles:
         ({"task": "multi-label"}, "the task multi-label needs thresholds"),
         ({"thresholds": 0.5}, "thresholds belong to a multi-label network"),
         ({"task": "multi-label", "thresholds": 0.5, "outputs": ("features",)}, "the outputs have no logits"),
+        ({"mean": 0.5}, "expected both mean and std, or neither; got mean without std"),
+        ({"crop_pct": 1.5}, "crop_pct: expected a number above 0 and at most 1, got 1.5"),
+        ({"crop_pct": 0, "max_batch": 0}, "(?s)^2 errors:.*crop_pct: .*max_batch: "),
     ],
-    ids=["no thresholds", "no task", "no logits"],
+    ids=["no thresholds", "no task", "no logits", "mean", "crop", "several"],
 )
 def test_options_that_contradict_each_other(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
