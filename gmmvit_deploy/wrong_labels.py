@@ -73,13 +73,14 @@ def permuted_labels(answers: NDArray[Any], names: Sequence[str]) -> str:
     enough = images >= _IMAGES_A_CLASS * int((answers.sum(1) > 0).sum())
     if not enough or _share(answers, renamed) < max(_SEPARATED_SHARE, 2 * right / images + 0.1):
         renamed = {true: true for true in range(len(names))} | _exchanged(answers, renamed)
-    wrong = [f"{names[true]} is called {names[new]}" for true, new in renamed.items() if true != new]
+    wrong = [f"PyTorch calls the images of {names[true]} {names[new]}" for true, new in renamed.items() if true != new]
     if not wrong:
         return ""
+    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     return (
         f"the labels are probably permuted: PyTorch classifies {right / images:.1%} of the images correctly with the "
         f"bundle's labels, and {_share(answers, renamed):.1%} with the same labels in another order: "
-        f"{', '.join(wrong[:3])}"
+        f"{', '.join(wrong[:3])}{more}; export again with --labels in the order of training"
     )
 
 

@@ -133,7 +133,8 @@ def _refuse_wrong_labels(bundle: Bundle, options: OptimizeOptions, batch: int) -
     if why := wrong_labels_in(stream):
         raise InputError(
             f"--data {options.source}: {why}",
-            hint=f"type --keep-decisions {SPECS['int8'].kept_gate:g}, which needs no labels",
+            hint="correct the labels of the bundle or of the data; if those of the bundle are right, --keep-decisions "
+            f"{SPECS['int8'].kept_gate:g} judges without labels",
         )
 
 

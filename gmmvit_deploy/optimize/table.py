@@ -49,7 +49,7 @@ def could_pass(choice: Choice, bundle: Path) -> str:
     lacking = [
         f"{one.runner}, {one.speed.value:.2f} times as fast as {choice.base}"
         for one in choice.candidates
-        if one.speed is not None and one.speed.value > 1 and _lacks_images(one, images.count, gate)
+        if one.speed is not None and one.speed.low > 1 and _lacks_images(one, images.count, gate)
     ]
     words = ["gmmvit", "optimize", str(bundle), "--data", images.source]
     words += ["--gate" if gate.accuracy else "--keep-decisions", f"{gate.min_share:g}"]
@@ -57,8 +57,8 @@ def could_pass(choice: Choice, bundle: Path) -> str:
     if not lacking:
         return ""
     return (
-        f"with {ENOUGH_IMAGES} images in place of {images.count}, these could pass: {'; '.join(lacking)}. Type "
-        f"{shlex.join(words)}, with {ENOUGH_IMAGES} images or more"
+        f"with {ENOUGH_IMAGES} images in place of {images.count}, these could pass: {'; '.join(lacking)}. Add images "
+        f"to the data, and type {shlex.join(words)}"
     )
 
 

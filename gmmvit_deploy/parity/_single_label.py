@@ -69,8 +69,8 @@ def classes_of(data: Sequence[str], labels: Sequence[str], source: str) -> Class
     raise InputError(
         f"{source}: expected the bundle's {len(labels)} classes, such as {shown_names(labels[:3])}; "
         f"the data has {len(data)} classes, such as {shown_names(alien[:3] or data[:3])}",
-        hint="type --data with the data set that the model was trained on, or export the checkpoint again with "
-        "the labels of this data",
+        hint="export the checkpoint again with --labels, the names of this data's classes in the order of training "
+        "(ImageFolder sorts them by name), or type --data with other images",
     )
 
 
@@ -156,8 +156,9 @@ class Accuracy:
             verdict, reasons = "passed", []
             summary += "; no image is near enough to another answer to change"
         if wrong := wrong_labels(self._answers, self._labels):
-            reasons = [f"{wrong}; --keep-decisions needs no labels", *(reasons if verdict == "failed" else ())]
             permuted = permuted_labels(self._answers, self._labels)
+            cause = wrong if permuted else f"{wrong}; --keep-decisions needs no labels"
+            reasons = [cause, *(reasons if verdict == "failed" else ())]
             verdict = "failed" if permuted or verdict == "failed" else "undecided"
         return Check(
             name="accuracy",

@@ -84,8 +84,8 @@ def check_parity(
 
     runners: opened from this bundle, or from a copy of it with other variants.
     skipped: runners that were left out, each with the reason, for the report.
-    Errors: InputError when the data does not fit the bundle; ImageError on a broken image, unless ``on_broken`` is
-    ``skip``; every error that a runner raises.
+    Errors: InputError when the data does not fit the bundle, or this process cannot build the model; ImageError on
+    a broken image, unless ``on_broken`` is ``skip``; every error that a runner raises.
     """
     if not runners:
         raise InputError("expected at least one runner, got an empty list")
@@ -101,6 +101,11 @@ def _checked(
     on_progress: OnProgress,
 ) -> ParityReport:
     why = why_no_model(bundle)
+    if why and options.images is not None:
+        raise InputError(
+            f"{bundle.path}: {why}, so nothing can be compared with PyTorch on images",
+            hint="add --model FILE.py:CLASS, or leave --data out to compare the stored inputs",
+        )
     reference = None if why else Reference(bundle)
     accuracy = None if reference is None else accuracy_of(bundle, options.images)
     trained = TrainedAccuracy(options.expected_accuracy, None if accuracy is None else accuracy.right)

@@ -124,8 +124,8 @@ class ParityReport:
             return ""
         share = 100 * max(nearest.values())
         return (
-            f"{joined(list(nearest))}: on these images, rounding goes at most {share:.2g} % of the way to another "
-            "answer; more images would only look for one that is nearer to it"
+            f"{joined(list(nearest))}: no answer on these images can change: rounding uses at most {share:.2g} % of "
+            "what would change one; more images would only look for an image that is nearer to another answer"
         )
 
     def undecided(self, options: Iterable[str]) -> list[str]:

@@ -13,6 +13,7 @@ The suffix ``#train`` or ``#test`` selects the split; without a suffix the split
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
@@ -65,7 +66,10 @@ def require_data(text: str) -> None:
     """Check a text ``kind:path#split``, and that the path exists, without reading the data.  Errors: InputError."""
     kind, path, _ = _parts(text)
     if kind != _WITHOUT_PATH and not path.exists():
-        raise InputError(f"{path}: no such file or folder", hint=f"type {kind}:PATH with the path of the data")
+        beside = sorted(one.name for one in path.parent.iterdir()) if path.parent.is_dir() else []
+        alike = get_close_matches(path.name, beside, n=1)
+        hint = f"did you mean {path.with_name(alike[0])}?" if alike else f"type {kind}:PATH with the path of the data"
+        raise InputError(f"{path}: no such file or folder", hint=hint)
 
 
 def _parts(text: str) -> tuple[str, Path, str]:
