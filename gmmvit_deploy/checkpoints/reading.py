@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -245,18 +244,10 @@ def require_checkpoint(path: Path) -> None:
             hint = "download the file yourself, and give the file"
         else:
             hint = "correct the path"
-            if _is_of_timm(str(path)):
-                hint = f"save the weights, and type gmmvit export WEIGHTS.pth --model {path} -o BUNDLE"
+            if not path.suffix and path.name == str(path):
+                hint += f"; for an architecture of timm, type gmmvit export WEIGHTS.pth --model {path} -o BUNDLE"
             raise CheckpointError(f"{path}: {EXPECTED}, but this path does not exist", hint=hint)
         raise CheckpointError(f"{path}: {EXPECTED} on this machine; gmmvit downloads nothing", hint=hint)
-
-
-def _is_of_timm(name: str) -> bool:
-    if find_spec("timm") is None:
-        return False
-    import timm
-
-    return timm.is_model(name)
 
 
 def _weights_hint(folder: Path) -> str:

@@ -176,7 +176,7 @@ def test_swin_exports_other_channels(tmp_path: Path) -> None:
         (1, {"mean": (0.5,) * 3, "std": (0.5,) * 3}, r"image mean: expected 1 numbers, one for each channel.*got 3"),
         (4, {"std": STD[:3]}, r"image std: expected 4 numbers, one for each channel.*got 3"),
         (1, {"input_kind": "tensor", "std": None}, "got mean without std"),
-        (1, {"resize": "crop"}, "resize rule: expected stretch-bilinear, .* or border-bicubic, got 'crop'"),
+        (1, {"resize": "crop"}, "resize: expected stretch-bilinear or .* or border-bicubic, got 'crop'"),
     ],
 )
 def test_normalisation_that_is_not_the_networks(

@@ -188,7 +188,7 @@ def test_images_and_bundles_that_cannot_be_used(
     assert "with --mean and --std" in refused.value.hint
     for arguments, message in (
         ((bundle.path, "--image", tmp_path / "nowhere.png"), "nowhere.png: no such file"),
-        ((GOLDEN / "vit_gmm.pth", "--image", image), "expected a bundle, but this path is a file"),
+        ((GOLDEN / "vit_gmm.pth", "--image", image), "expected a bundle, got a checkpoint"),
         ((tmp_path / "nowhere", "--image", image), "expected a bundle, but this path does not exist"),
         (("--image", image), "--image draws the attention of a bundle"),
         ((bundle.path, "--image", image, "--set", "heads=3"), "an option for checkpoints is given"),
