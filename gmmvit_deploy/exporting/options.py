@@ -95,7 +95,7 @@ class ExportOptions:
         require_known("resize", self.resize, RESIZE_RULES)
         require_known("task", self.task, get_args(Task))
         if self.outputs not in OUTPUTS:
-            raise InputError(f"outputs: expected logits, features or both, got {', '.join(self.outputs)}")
+            raise InputError(f'outputs: expected "logits", "features" or ("logits", "features"), got {self.outputs!r}')
         if isinstance(self.labels, str):
             raise InputError(f"labels: expected a list of names, got {self.labels!r}")
 
