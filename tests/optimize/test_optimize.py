@@ -289,7 +289,8 @@ def test_what_only_lacks_images_is_named_with_the_command(bundle: Bundle) -> Non
     said = could_pass(choice, bundle.path)
     assert said.startswith(
         "with 500 images in place of 100, these could pass: openvino:int8-static, 2.20 times as fast as onnxruntime. "
-        f"Type gmmvit optimize {bundle.path} --data 'folder:my val' --gate 0.99 --for throughput --batch 16, "
+        f"Add images to the data, and type gmmvit optimize {bundle.path} --data 'folder:my val' --gate 0.99 "
+        "--for throughput --batch 16"
     )
     page = require_readable_page(page_of(choice, bundle)).text
     assert said in page

@@ -94,7 +94,7 @@ def test_few_images_are_enough_where_no_answer_can_change(precise_bundle: Bundle
         open_runner("onnxruntime", precise_bundle, precision="int8") as coarse,
     ):
         report = check_parity(precise_bundle, [exact, beyond, coarse], options)
-    assert "more images would only look for one that is nearer" in report.more_images
+    assert "more images would only look for an image that is nearer" in report.more_images
     assert report.more_images in summary_of(replace(report, runners=report.runners[:1])).changes
     for name in ("decisions", "accuracy"):
         margins, *statistics = (runner.check(name) for runner in report.runners)

@@ -137,7 +137,7 @@ def test_labels_that_were_exchanged_are_named(exchanged: tuple[int, ...]) -> Non
         assert check.verdict == verdict
     (cause,) = check.reasons  # and not that the images are too few for the gate
     assert "the labels are probably permuted: PyTorch classifies" in cause
-    assert "and 90.0% with the same labels in another order: label" in cause
+    assert "and 90.0% with the same labels in another order: PyTorch calls the images of label" in cause
 
 
 @pytest.mark.parametrize("skew", [1, 9], ids=["even", "one class on nine images of ten"])

@@ -86,7 +86,7 @@ class TestKeys:
     @pytest.mark.parametrize(
         ("line", "message"),
         [
-            ("web", r"keys\.txt:2: expected NAME KEY, got a line of 1 word$"),
+            ("web", r"keys\.txt:2: expected NAME KEY, got a line of 1 word\n"),
             (f"web {KEY} more", "a line of 3 words"),
             (f"the/web {KEY}", "expected a name of 1 to 64"),
             ("web short", "expected a key of 16 to 512 .*, got 5 characters"),
@@ -401,8 +401,8 @@ def test_the_log_of_a_server_without_a_gpu_says_once_that_its_lines_are_no_error
         ("grpcs://localhost:8000", "type grpcs://localhost:8001, "),
         ("https://localhost:8001", "type https://localhost:8000, "),
         ("http://host:8001", "type http://host:8000, "),
-        ("grpc://localhost:8001", "type gmmvit serve BUNDLE "),
-        ("https://localhost:8443", "type gmmvit serve BUNDLE "),
+        ("grpc://localhost:8001", "type --bundle BUNDLE to compute without a server, or gmmvit serve BUNDLE "),
+        ("https://localhost:8443", "type --bundle BUNDLE to compute without a server, or gmmvit serve BUNDLE "),
     ],
 )
 def test_the_port_of_the_other_protocol_is_named(url: str, expected: str) -> None:

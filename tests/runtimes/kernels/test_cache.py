@@ -136,7 +136,7 @@ def test_the_command_empties_it(compiler: Compiler, folder: Path, monkeypatch: p
     compiler.write(version="1.0")
     answer = CliRunner().invoke(app, ["doctor", "--empty-kernel-cache"])
     assert answer.exit_code == 0
-    assert "removed 1 files from the kernel cache" in answer.output
+    assert "removed 1 file from the kernel cache" in answer.output
     assert len(list(folder.glob("*.so"))) == 1
 
 
