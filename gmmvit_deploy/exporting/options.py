@@ -103,17 +103,17 @@ class ExportOptions:
         if self.task == "multi-label" and not self.has_logits:
             raise InputError(
                 "the task multi-label says how logits become labels, and the outputs have no logits",
-                hint="leave the task out, or export logits and features (--outputs both)",
+                hint="leave --task out, or type --outputs both",
             )
         if self.task == "multi-label" and self.thresholds is None:
             raise InputError(
                 "the task multi-label needs thresholds: the probability from which on an image has a label",
-                hint="give a number for each label, or one for all, such as 0.5 (--thresholds 0.5, --thresholds FILE)",
+                hint="add --thresholds FILE with a number for each label, or a number such as --thresholds 0.5",
             )
         if self.agreed_task == "single-label" and self.thresholds is not None:
             raise InputError(
                 "thresholds belong to a multi-label network, and the task is single-label",
-                hint="give the task multi-label (--task multi), or leave the thresholds out",
+                hint="add --task multi, or leave --thresholds out",
             )
 
     def _check_images(self) -> None:

@@ -155,13 +155,13 @@ class LoadHints:
             if self.resize_to is None:
                 raise InputError(
                     "interpolation resamples position embeddings for another image size, which is not given",
-                    hint="also give resize_to (--resize-to PIXELS), or leave interpolation out",
+                    hint="add --resize-to PIXELS, or leave --set interpolation out",
                 )
         described = (self.head_blocks, self.head_average, self.head_name)
         if self.head is None and any(value not in (None, False) for value in described):
             raise InputError(
                 "head_blocks, head_average and head_name describe a linear head, which is not given",
-                hint="also give head (--head FILE)",
+                hint="add --head FILE",
             )
         for name, values in (("channels", CHANNELS), ("source", SOURCES), ("pool", TYPED_POOLS)):
             require_known(name, getattr(self, name), values)
@@ -172,8 +172,7 @@ class LoadHints:
         if stages is not None and (min(stages, default=1) < 1 or len({*stages}) != len(stages)):
             raise InputError(
                 f"decomposed_stages: expected different numbers of at least 1, got {','.join(map(str, stages))}",
-                hint="the first stage has the number 1; for example, decomposed_stages=(1, 2, 3), or on the command "
-                "line --set decomposed_stages=1,2,3",
+                hint="type for example --set decomposed_stages=1,2,3; the first stage has the number 1",
             )
 
     def typed(self) -> dict[str, str]:
