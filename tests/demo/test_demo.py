@@ -136,8 +136,17 @@ def test_int8_calibrated_on_noise_is_caught(demo: Demo, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(int8_saturates()), reason=int8_saturates())
-def test_too_few_images_fail_only_where_that_is_asked(demo: Demo) -> None:
-    few = ("parity", demo.bundle.path, "--runner", "onnxruntime:int8", "--data", "digits", "--limit", "50")
+def test_too_few_images_fail_only_where_that_is_asked(demo: Demo, tmp_path: Path) -> None:
+    few = (
+        "parity",
+        calibrated(demo, tmp_path, "digits#train").path,
+        "--runner",
+        "onnxruntime:int8",
+        "--data",
+        "digits",
+        "--limit",
+        "50",
+    )
     answer = done(gmmvit_here(*few))
     reason = "too few images to decide"
     assert (
