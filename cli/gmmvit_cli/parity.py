@@ -113,14 +113,13 @@ def parity(
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.parity.options import ParityOptions
 
-        refusals, given = refusals_of(context), {}
-        for name in (field.name for field in fields(ParityOptions) if field.name in context.params):
-            with refusals.collected():  # each alone, so that all that are wrong are named
-                given[name] = getattr(ParityOptions(**{name: context.params[name]}), name)
+        refusals = refusals_of(context)
+        names = {field.name for field in fields(ParityOptions)} & context.params.keys()
+        with refusals.collected():
+            options = ParityOptions(**{name: context.params[name] for name in names})
         with refusals.collected():
             opened = open_bundle(bundle)
         refusals.raise_all()
-        options = ParityOptions(**given)
 
         # Imports PyTorch: what is wrong is refused without it.
         from gmmvit_deploy.parity.check import check_parity

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast, get_args
 
-from gmmvit_deploy.arguments import require_counts, require_known, require_number
+from gmmvit_deploy.arguments import Refusals, require_counts, require_known, require_number
 from gmmvit_deploy.images.data.images import Images
 from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.inference.cores import cores
@@ -49,17 +49,25 @@ class ParityOptions:
     batch: int = BATCH
 
     def __post_init__(self) -> None:
-        if isinstance(self.data, str | Path):
-            object.__setattr__(self, "data", open_data(str(self.data)))
-        require_number("gate", self.gate, "a share of PyTorch's accuracy, such as 0.999", lambda share: 0 < share <= 1)
+        refusals = Refusals()
+        with refusals.collected():
+            if isinstance(self.data, str | Path):
+                object.__setattr__(self, "data", open_data(str(self.data)))
         share = "a share of the images, such as 0.97"
-        # No number of images shows that all keep their decision.
-        require_number("keep_decisions", self.keep_decisions, share, lambda value: 0 < value < 1)
-        require_number("expected_accuracy", self.expected_accuracy, share, lambda value: 0 < value <= 1)
-        require_number("snr_db", self.snr_db, "dB, such as 20", lambda value: 0 < value < 200)
-        require_number("least_cosine", self.least_cosine, "a cosine, such as 0.98", lambda value: 0 < value < 1)
-        require_known("on_broken", self.on_broken, get_args(OnBroken))
-        require_counts(limit=self.limit, batch=self.batch)
+        for name, expected, holds in (
+            ("gate", "a share of PyTorch's accuracy, such as 0.999", lambda value: 0 < value <= 1),
+            ("keep_decisions", share, lambda value: 0 < value < 1),  # no number of images shows that all keep theirs
+            ("expected_accuracy", share, lambda value: 0 < value <= 1),
+            ("snr_db", "dB, such as 20", lambda value: 0 < value < 200),
+            ("least_cosine", "a cosine, such as 0.98", lambda value: 0 < value < 1),
+        ):
+            with refusals.collected():
+                require_number(name, getattr(self, name), expected, holds)
+        with refusals.collected():
+            require_known("on_broken", self.on_broken, get_args(OnBroken))
+        with refusals.collected():
+            require_counts(limit=self.limit, batch=self.batch)
+        refusals.raise_all()
 
     @property
     def images(self) -> Images | None:
