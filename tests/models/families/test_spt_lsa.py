@@ -110,6 +110,8 @@ def test_a_single_head_of_t2t_adds_v_in_place_of_the_normed_input() -> None:
         mixed = torch.softmax(query @ key.transpose(1, 2) * 32**-0.5, dim=-1) @ value
         x1 = x + (block.attention.out(mixed) + value)
         torch.testing.assert_close(block(x), x1 + block.mlp(block.mlp_norm(x1)))
+    with pytest.raises(SpecError, match="head_dim must be dim: expected 32, got 8"):
+        small_t2t(heads=1, head_dim=8)
 
 
 def test_a_plain_t2t_with_a_position_for_its_class_token_reads_the_class_token(tmp_path: Path) -> None:

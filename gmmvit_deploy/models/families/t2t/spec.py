@@ -52,6 +52,11 @@ class T2TSpec(ModelSpec):
             not (self.class_token and self.mask.kind != "plain"),
             "a masked T2T has no class token, because the mask covers only the grid of tokens",
         )
+        require(
+            not (self.class_token and self.heads == 1) or self.head_dim == self.dim,
+            f"a T2T with a class token and one head adds V to its input, so head_dim must be dim: expected {self.dim}, "
+            f"got {self.head_dim}",
+        )
 
     @property
     def tokens(self) -> int:
