@@ -24,11 +24,14 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "model_from_spec": ("gmmvit_deploy.models.families", "gmmvit_deploy.families"),
     "released_state_dict": ("gmmvit_deploy.checkpoints.loading",),
     "MaskSpec": ("gmmvit_deploy.models.specs", "gmmvit_deploy.specs"),
-    "ExportOptions": ("gmmvit_deploy.exporting.bundle_from_checkpoint",),
-    "bundle_from_checkpoint": ("gmmvit_deploy.exporting.bundle_from_checkpoint",),
+    "ExportOptions": ("gmmvit_deploy.exporting.options", "gmmvit_deploy.export.options"),
+    "bundle_from_checkpoint": (
+        "gmmvit_deploy.exporting.bundle_from_checkpoint",
+        "gmmvit_deploy.export.bundle_from_checkpoint",
+    ),
     "open_bundle": ("gmmvit_deploy.bundle.artifacts", "gmmvit_deploy.artifacts"),
     "open_images": ("gmmvit_deploy.runtimes.programs.image_batches", "gmmvit_deploy.runtime.image_batches"),
-    "variant_from_bundle": ("gmmvit_deploy.exporting.variants",),
+    "variant_from_bundle": ("gmmvit_deploy.exporting.variants", "gmmvit_deploy.export.variants"),
     "open_runner": ("gmmvit_deploy.runtimes.runners.open", "gmmvit_deploy.runners.open"),
 }
 """Name → modules that may define the name; the modules of newer checkouts come first."""

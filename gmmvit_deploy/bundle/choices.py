@@ -64,6 +64,19 @@ class JudgedImages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OnImages:
+    """The times of a cascade on images that judged, because its time depends on the image: seconds of a batch.
+
+    deferred: the share of the images that float32 computed again.  p99: None if there were too few batches.
+    """
+
+    deferred: float
+    mean: float
+    p50: float
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A runner that was tried.
 
@@ -75,7 +88,8 @@ class Candidate:
     images_to_settle: the number of images that would bring the gate to one side of the interval; None if the
     interval settles it.
     speed: the time of `Choice.base` divided by the candidate's time; None if it was not measured.
-    seconds: the median time of a batch, in seconds; None if it was not measured.
+    seconds: the median time of a batch, in seconds, of a cascade the mean; None if it was not measured.
+    on_images: of a cascade.
     """
 
     runner: RunnerName
@@ -88,6 +102,7 @@ class Candidate:
     images_to_settle: int | None = None
     speed: Measured | None = None
     seconds: float | None = None
+    on_images: OnImages | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +144,7 @@ class Choice:
             if not isinstance(record["passed"], bool):
                 raise ValueError(f"passed: expected true or false, got {record['passed']!r}")
             measured = {name: _read(Measured, record[name]) for name in ("judged", "kept", "speed")}
+            measured["on_images"] = _read(OnImages, record["on_images"])
             candidates.append(_read(Candidate, {**record, "runner": runner, **measured}))
         if data["goal"] not in get_args(Goal):
             raise ValueError(f"goal: expected one of {', '.join(get_args(Goal))}, got {data['goal']!r}")

@@ -245,6 +245,14 @@ def recipe_from(notes: Mapping[str, Any] | None) -> Recipe | None:
     return Recipe(**parts, float32=(*recipe["dynamic"], *recipe["float32"]))
 
 
+def images_of_ranges(notes: Mapping[str, Any] | None) -> Sequence[str]:
+    """Return the SHA-256 of the images that set ranges, of the notes in the record of a graph (`_divided`)."""
+    if not notes:
+        return ()
+    share = JUDGED_SHARE_OF_GATE if "gate" in notes else _JUDGED_SHARE
+    return [digest for number, digest in enumerate(notes["image_sha256"]) if number % share != share - 1]
+
+
 def _divided(batches: Iterable[NDArray[Any]], share: int) -> tuple[list[NDArray[Any]], NDArray[Any], NDArray[Any]]:
     """Return (batches of images to measure, images to judge, the indices of these): one of ``share`` is judged."""
     import numpy as np

@@ -1,19 +1,21 @@
 """The name of a runner: what computes the network, and in which precision.
 
-    RUNTIME[+kernels][:PRECISION[-FORM]]        openvino, onnxruntime-cuda:fp16, openvino+kernels:int8-mixed
+    RUNTIME[+kernels][:PRECISION[-FORM][+fp32]]     openvino, onnxruntime-cuda:fp16, openvino+kernels:int8-mixed+fp32
 
-The same text follows ``--runner``, and stands in ``runners.json``, in the configuration of a Triton model, in a served
-answer and in reports. Float32 is not written.
+``+fp32`` names a cascade (`cascade`): the same runtime computes nearly undecided images again in float32. The same text
+follows ``--runner``, and stands in ``runners.json``, in the configuration of a Triton model, in a served answer and in
+reports. Float32 is not written.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from .precision import Precision
 
 KERNELS_SUFFIX = "+kernels"
+CASCADE_SUFFIX = "+fp32"
 Form = Literal["", "static", "mixed", "dynamic"]
 FORMS: tuple[Form, ...] = get_args(Form)[1:]
 """The forms of the int8 graphs for CPUs. Unless a form is named, CPUs run the first that a bundle has."""
@@ -33,12 +35,14 @@ class RunnerName:
     kernels: True if this project's CPU kernels compute the attentions.
     form: of an int8 graph: activations have static ranges, are quantised while the network runs (dynamic), or both
     (mixed); "" for the first of `FORMS` that the bundle has, and for another precision.
+    cascade: True if nearly undecided images are computed again in float32.
     """
 
     runtime: str
     precision: Precision = "fp32"
     kernels: bool = False
     form: Form = ""
+    cascade: bool = False
 
     @classmethod
     def parse(cls, text: str, precision: Precision = "fp32") -> RunnerName:
@@ -48,13 +52,24 @@ class RunnerName:
         """
         name, colon, stated = text.strip().partition(":")
         kernels = name.endswith(KERNELS_SUFFIX)
-        parts: list[Any] = stated.split("-", 1) if colon else [precision]
-        return cls(name.removesuffix(KERNELS_SUFFIX), parts[0], kernels, *parts[1:])
+        cascade = stated.endswith(CASCADE_SUFFIX)
+        parts: list[Any] = stated.removesuffix(CASCADE_SUFFIX).split("-", 1) if colon else [precision]
+        return cls(name.removesuffix(KERNELS_SUFFIX), parts[0], kernels, *parts[1:], cascade=cascade)
 
     def __str__(self) -> str:
         if self.precision == "fp32":
             return self.name
-        return f"{self.name}:{with_form(self.precision, self.form)}"
+        return f"{self.name}:{self.arithmetic}"
+
+    @property
+    def arithmetic(self) -> str:
+        """What follows the colon of the text, such as ``int8-mixed+fp32``."""
+        return f"{with_form(self.precision, self.form)}{CASCADE_SUFFIX if self.cascade else ''}"
+
+    @property
+    def stages(self) -> tuple[RunnerName, RunnerName]:
+        """The runners of a cascade: the fast one, and that of float32."""
+        return replace(self, cascade=False), RunnerName(self.runtime, kernels=self.kernels)
 
     @property
     def name(self) -> str:

@@ -6,6 +6,8 @@ int8 is tried in each of its three forms:
     mixed    as many projections as a gate needs are in the dynamic form or in float32; for OpenVINO
     dynamic  activations are quantised while the network runs; for OpenVINO, needs no images
 
+Each int8 and bf16 program of a CPU is also tried as the first of a cascade (`bundle.cascades`).
+
 Graphs that the bundle has are kept.
 """
 
@@ -13,12 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.cascades import KEEP_DECISIONS, read_cascade, write_cascade
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.bundle.variants import forms_in, graph_file, open_variant, record_of
 from gmmvit_deploy.errors import GmmvitError, InputError, RunnerUnavailableError
+from gmmvit_deploy.exporting.cascades import THRESHOLD_IMAGES, write_cascades
 from gmmvit_deploy.exporting.variants import CALIBRATION_IMAGES, variants_from_bundle
 from gmmvit_deploy.inference.precision import Precision, graph_precision
 from gmmvit_deploy.inference.runner_name import Form, RunnerName
@@ -29,7 +34,8 @@ from gmmvit_deploy.runtimes.engines.flavors import FLAVORS, find_flavor, visible
 from gmmvit_deploy.runtimes.engines.options import BuildOptions
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes, open_images
 from gmmvit_deploy.runtimes.programs.openvino import why_no_openvino
-from gmmvit_deploy.runtimes.runners.names import ON_GPUS
+from gmmvit_deploy.runtimes.runners.cascade import CascadeRunner
+from gmmvit_deploy.runtimes.runners.names import CASCADES, ON_CPUS, ON_GPUS
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
@@ -51,14 +57,18 @@ _OF_GPUS = tuple(f"{name}:{graph}" for graph in ("fp32", "bf16", "fp16", "int8")
 def refuse_overlap(bundle: Bundle, calibration: str, gate: ImageStream) -> None:
     """Refuse calibration images that are also among those that judge.  Errors: InputError."""
     hashes = {digest for batch in gate for digest in image_hashes(batch.inputs)}
-    images = open_images(bundle, calibration, limit=CALIBRATION_IMAGES)
-    both = sum(digest in hashes for batch in images for digest in image_hashes(batch))
-    if both:
-        raise InputError(
-            f"--calibration {calibration}: {both} of its {images.count} images are also among the {gate.handed_out} "
-            "images of --data; int8 fits the images that calibrated it better than others, so they cannot judge it",
-            hint="give --calibration images of training, and --data images that are in no other split",
-        )
+    for limit in (CALIBRATION_IMAGES, THRESHOLD_IMAGES):
+        images = open_images(bundle, calibration, limit=limit)
+        both = sum(digest in hashes for batch in images for digest in image_hashes(batch))
+        if both:
+            raise InputError(
+                f"--calibration {calibration}: {both} of its {images.count} images are also among the "
+                f"{gate.handed_out} images of --data; int8 fits the images that calibrated it better than others, so "
+                "they cannot judge it",
+                hint="give --calibration images of training, and --data images that are in no other split",
+            )
+        if images.count < limit:
+            break
 
 
 def _graphs_in(bundle: Bundle, precision: Precision) -> tuple[Form, ...]:
@@ -144,6 +154,56 @@ def opened_programs(
         except GmmvitError as exc:
             left_out[program] = str(exc)
     return opened, left_out
+
+
+def add_cascades(
+    bundle: Bundle,
+    opened: dict[RunnerName, Runner],
+    left_out: dict[RunnerName, str],
+    calibration: str | None,
+    on_progress: OnProgress,
+    *,
+    keep_decisions: float | None,
+) -> None:
+    """Add a cascade of each opened program that has one to ``opened``, and the others to ``left_out``.
+
+    calibration: the images that choose thresholds; None takes the thresholds that the bundle has.
+    keep_decisions: the share of the decisions to keep; None is `KEEP_DECISIONS`, or that of the bundle's thresholds.
+    """
+    fast = [program for program in opened if program.name in ON_CPUS and program.precision in CASCADES]
+    exact = next((opened[name] for name in map(RunnerName, ON_CPUS) if name in opened), None)
+    # The last is the one with our kernels, of which one chooses the threshold for all that run the same graph.
+    of_graphs = {program.arithmetic: program for program in fast}
+    why_not: dict[str, str] = {}
+    try:
+        if calibration is not None and exact is not None:
+            runners = {program: opened[program] for program in of_graphs.values()}
+            missing = write_cascades(
+                bundle,
+                runners,
+                exact,
+                calibration,
+                keep_decisions=keep_decisions or KEEP_DECISIONS,
+                on_progress=on_progress,
+            )
+            why_not = {program.arithmetic: why for program, why in missing.items()}
+    except GmmvitError as exc:
+        why_not = dict.fromkeys(of_graphs, str(exc))
+    for program in fast:
+        cascade, second = replace(program, cascade=True), program.stages[1]
+        try:
+            if why := why_not.get(program.arithmetic, "" if second in opened else f"{second} cannot run here"):
+                raise RunnerUnavailableError(why)
+            graph = opened[program].graph
+            record = read_cascade(bundle, program, graph.sha256 if graph is not None else "")
+            if keep_decisions not in (None, record.keep_decisions):
+                record = record.with_target(keep_decisions)
+                write_cascade(bundle, program, record)
+            if not record.threshold:
+                raise RunnerUnavailableError(f"float32 computes no image again: {program} keeps enough decisions alone")
+            opened[cascade] = CascadeRunner(opened[program], opened[second])
+        except GmmvitError as exc:
+            left_out[cascade] = str(exc)
 
 
 def _opened(program: RunnerName, bundle: Bundle, why_not: Mapping[Graph, str], on_progress: OnProgress) -> Runner:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.bundle.choices import Candidate
+from gmmvit_deploy.bundle.choices import Candidate, OnImages
 from gmmvit_deploy.errors import InputError, RunnerUnavailableError
+from gmmvit_deploy.inference.cascade import DEFERRED
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.intervals import Measured
-from gmmvit_deploy.measure.statistics import ROUNDS_OF_PROOF, ratio
-from gmmvit_deploy.measure.turns import seconds_in_turn
+from gmmvit_deploy.measure.statistics import ENOUGH, ROUNDS_OF_PROOF, nearest_rank, ratio
+from gmmvit_deploy.measure.turns import UNTIMED_S, seconds_in_turn, settle
 from gmmvit_deploy.optimize._programs import PROGRAMS_OF_GPUS
+from gmmvit_deploy.parity.inputs import Batch
 from gmmvit_deploy.parity.judgement import Judgement
 from gmmvit_deploy.progress import OnProgress, ignore
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
@@ -22,6 +25,14 @@ from gmmvit_deploy.runtimes.runners.runner import Runner
 
 _LONGER = 3
 """The last measurement takes so many times as long as the first look."""
+MAX_TIMED = {False: 672, True: 24}
+"""For single images (False) or for batches, the maximum number of them on which a cascade is timed."""
+_GROUPS = 12
+"""The rounds of a cascade: a round is a part of the images, of which some are computed again."""
+_CASCADES = 2
+"""The number of cascades to judge, those with the smallest expected time: each takes as long as another program."""
+_MIN_GAIN = 1.1
+"""The speed of a cascade, relative to float32, from which it is worth its second graph."""
 
 
 class Race:
@@ -37,6 +48,8 @@ class Race:
         self._opened, self._why = opened, dict(left_out)
         self._looked: dict[RunnerName, list[float]] = {}
         self._measured: dict[RunnerName, list[float]] = {}
+        self._of_cascades: dict[RunnerName, dict[RunnerName, list[float]]] = {}  # its seconds and those of its rivals
+        self._on_images: dict[RunnerName, OnImages] = {}
         self._judgements: dict[RunnerName, Judgement] = {}
 
     @property
@@ -97,8 +110,9 @@ class Race:
         self._looked = self._time(on_progress)
         for program in self._running:
             rival = self._rival(program)
-            if program.precision != "fp32" and self._ratio(program, rival).high < 1:
+            if program.precision != "fp32" and not program.cascade and self._ratio(program, rival).high < 1:
                 self._why[program] = f"slower than {rival} in float32, so it was not judged"
+        self._leave_out_slow_cascades()
         for program in self._why:
             if program in self._opened:
                 self._opened[program].close()  # frees the GPU's memory
@@ -119,12 +133,40 @@ class Race:
                 hint="type gmmvit parity with the same bundle and --data, which says more",
             )
 
-    def measure(self, *, on_progress: OnProgress = ignore) -> None:
-        """Time the programs that are left, for longer, and leave out precisions that are not clearly faster."""
+    def _leave_out_slow_cascades(self) -> None:
+        """Keep the cascades with the smallest expected time, if it is below that of float32."""
+
+        def expected(cascade: RunnerName) -> float:
+            first, second = (self._looked.get(stage) for stage in cascade.stages)
+            if not first or not second:
+                return np.inf  # a stage fails
+            runner = self._opened[cascade]
+            deferred = runner.record.chosen.deferred if runner.record is not None else 1.0
+            return float(np.median(first) + deferred * np.median(second))
+
+        ordered = sorted((program for program in self._running if program.cascade), key=expected)
+        for place, cascade in enumerate(ordered):
+            base = float(np.median(self._looked[self._rival(cascade)]))
+            if expected(cascade) * _MIN_GAIN > base:
+                self._why[cascade] = f"expected to be less than {_MIN_GAIN:g} times as fast as float32"
+            elif place >= _CASCADES:
+                self._why[cascade] = f"expected to be slower than {ordered[0]}"
+
+    def measure(self, images: Iterable[Batch] = (), *, on_progress: OnProgress = ignore) -> None:
+        """Time the programs that are left, for longer, and leave out precisions that are not clearly faster.
+
+        images: batches of the images that judge, on which cascades are timed.
+        """
         self._measured = self._time(on_progress, times=_LONGER)
+        self._time_cascades([batch.inputs for batch in images] if any(each.cascade for each in self._running) else [])
         for program in self._running:
             rival = self._rival(program)
-            if program.precision != "fp32" and not self._clearly_faster(program, rival):
+            if program.cascade and self._ratio(program, rival).value < _MIN_GAIN:
+                self._why[program] = (
+                    f"{self._ratio(program, rival).value:.2f} times as fast as {rival} in float32, expected "
+                    f"{_MIN_GAIN:g} of a cascade"
+                )
+            elif program.precision != "fp32" and not self._clearly_faster(program, rival):
                 self._why[program] = f"not clearly faster than {rival} in float32"
             elif program.name in FLAVORS:
                 self._why[program] = "served by gmmvit repository --backend tensorrt --engine DIR"
@@ -136,20 +178,50 @@ class Race:
 
     def _time(self, on_progress: OnProgress, *, times: int = 1) -> dict[RunnerName, list[float]]:
         """Return program → the seconds of each round, and set the base."""
-        programs = self._running
+        programs = [program for program in self._running if not program.cascade]
         runs = [partial(self._opened[program].run, self._inputs) for program in programs]
         seconds = seconds_in_turn(runs, times=times, on_progress=on_progress)
         of_each = dict(zip(programs, seconds, strict=True))
         self.base = min(self._floats, key=lambda program: float(np.median(of_each[program])))
         return of_each
 
+    def _time_cascades(self, batches: list[NDArray[np.generic]]) -> None:
+        """Time each cascade and its rivals on the batches; a round is one of `_GROUPS` parts of them."""
+        parts = [batches[part[0] : part[-1] + 1] for part in np.array_split(range(len(batches)), _GROUPS) if len(part)]
+        for cascade in [program for program in self._running if program.cascade]:
+            programs = list(dict.fromkeys([cascade, self._rival(cascade), self.base]))
+            rounds: dict[RunnerName, list[float]] = {program: [] for program in programs}
+            seconds: list[float] = []  # of each batch, in the cascade
+            deferred = 0
+            for number, part in enumerate(parts):
+                for program in programs if number % 2 else reversed(programs):
+                    runner = self._opened[program]
+                    settle(partial(runner.run, part[0]), UNTIMED_S)
+                    start = time.perf_counter()
+                    for batch in part:
+                        before = time.perf_counter()
+                        answers = runner.run_all(batch)
+                        if program == cascade:
+                            seconds.append(time.perf_counter() - before)
+                            deferred += int(answers[DEFERRED].sum())
+                    rounds[program].append(time.perf_counter() - start)
+            self._of_cascades[cascade] = rounds
+            self._on_images[cascade] = OnImages(
+                deferred=deferred / sum(map(len, batches)),
+                mean=float(np.mean(seconds)),
+                p50=nearest_rank(seconds, 0.5),
+                p99=nearest_rank(seconds, 0.99) if len(seconds) >= ENOUGH[0.99] else None,
+            )
+
     def _rounds(self, program: RunnerName) -> dict[RunnerName, list[float]]:
         """Return the last measurement that a program was in."""
+        if program.cascade:
+            return self._of_cascades.get(program, {})
         return self._measured if program in self._measured else self._looked
 
     def _rival(self, program: RunnerName) -> RunnerName:
         """Return the float32 program that a program must beat: of CPUs the fastest on the CPU, else the base."""
-        seconds = self._rounds(program)
+        seconds = (self._measured or self._looked) if program.cascade else self._rounds(program)
         on_cpu = [rival for rival in self._floats if rival.name not in PROGRAMS_OF_GPUS]
         if program.name in PROGRAMS_OF_GPUS or not on_cpu:
             return self.base
@@ -171,6 +243,8 @@ class Race:
         judgement = self._judgements.get(program, Judgement())
         runner = self._opened.get(program)
         graph = runner.graph if runner is not None else None
+        on_images = self._on_images.get(program)
+        seconds = [on_images.mean] if on_images is not None else self._rounds(program).get(program)
         return Candidate(
             runner=program,
             passed=program not in self._why,
@@ -181,5 +255,6 @@ class Race:
             kept=judgement.kept,
             images_to_settle=judgement.images_to_settle,
             speed=self._speed(program),
-            seconds=float(np.median(seconds)) if (seconds := self._rounds(program).get(program)) else None,
+            seconds=float(np.median(seconds)) if seconds else None,
+            on_images=on_images,
         )

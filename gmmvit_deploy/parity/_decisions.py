@@ -34,7 +34,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.inference.labels import LabelSet, distinct_names
-from gmmvit_deploy.inference.precision import SPECS
 from gmmvit_deploy.intervals import share_interval
 from gmmvit_deploy.parity._numeric import NumericCheck
 from gmmvit_deploy.parity._runner_check import CALIBRATED, NO_LOGITS, Answers, RunnerCheck, RunnerUnderTest
@@ -239,9 +238,14 @@ class DecisionsCheck(RunnerCheck):
     def judge(self) -> Check:
         if why := self.run.why_no_images if self.bundle.manifest.has_logits else NO_LOGITS:
             return self.not_judged(why)
-        gate = self.run.options.keep_decisions or SPECS[self.runner.precision].kept_gate
+        gate = self.run.options.keep_decisions or self.runner.kept_gate
         numeric = self.tested.check(NumericCheck)
-        by_margins = self.graph is None and numeric.within_limits and all(at.steady for at in self._at.values())
+        by_margins = (
+            self.graph is None
+            and self.runner.record is None
+            and numeric.within_limits
+            and all(at.steady for at in self._at.values())
+        )
         if gate == 1 or by_margins:
             checks = {batch: at.check(numeric.widest_limit) for batch, at in self._at.items()}
         else:

@@ -12,6 +12,8 @@ grid changes later ones, so runtimes differ by about as much as quantisation cos
 distance from PyTorch's logits, which a graph that is not the recorded one exceeds. And the runner must keep the graph's
 rounding, which a runner that computes in float32 does not.
 
+The logits that a cascade computes again have the limit of float32; the others, that of the first program.
+
 If PyTorch's logits are equal for all inputs, as before training with a zero classifier head, a wrong runner can give
 the same logits: the check then fails, because it proves nothing.
 
@@ -38,6 +40,7 @@ from gmmvit_deploy.parity.report import shown_inputs
 from gmmvit_deploy.parity.suspects import explain
 from gmmvit_deploy.tolerances import Limit, Noise, limit_from_noise, limit_from_stored
 
+AGAIN = ", computed again in float32"
 EXACT = "PyTorch's float64 logits"
 STORED = "the logits that PyTorch computed at export"
 
@@ -167,8 +170,10 @@ class NumericCheck(RunnerCheck):
     def add(self, answers: Answers) -> None:
         name, batch, known = answers.inputs, answers.batch, answers.known
         noise = self.bundle.stored_noise(known.exact) if self.run.reference is None else None
-        distances = self._logits[batch].setdefault(name, Distances(name, batch=batch, stored=noise))
-        distances.add(answers.logits, known.trained, known.exact, answers.of_graph)
+        for stage, rows in _stages(answers).items():
+            distances = self._logits[batch].setdefault(name + stage, Distances(name + stage, batch=batch, stored=noise))
+            of_graph = answers.of_graph[rows] if answers.of_graph is not None and not stage else None
+            distances.add(answers.logits[rows], known.trained[rows], known.exact[rows], of_graph)
         if known.features is not None and answers.features is not None:
             distances = self._features[batch].setdefault(name, Distances(f"{name}, features", batch=batch))
             distances.add(answers.features, *known.features)
@@ -178,7 +183,11 @@ class NumericCheck(RunnerCheck):
     def _numbers(self, of_batches: dict[int, dict[str, Distances]], key: str) -> list[SetNumbers]:
         """key: of the distance that conversion recorded; the data has the distance of the golden inputs."""
         return [
-            distances.numbers(self.runner.precision, self._recorded.get(f"random_{key}" if name == "random" else key))
+            distances.numbers("fp32", None)
+            if name.endswith(AGAIN)
+            else distances.numbers(
+                self.runner.precision, self._recorded.get(f"random_{key}" if name == "random" else key)
+            )
             for of_batch in of_batches.values()
             for name, distances in of_batch.items()
         ]
@@ -190,7 +199,8 @@ class NumericCheck(RunnerCheck):
     @property
     def kept_limit(self) -> Limit:
         """The limit for the inputs that are sent in further batches."""
-        return next(numbers.limit for numbers in self._of_logits if numbers.inputs == list(self.run.kept)[-1])
+        sent = list(self.run.kept)[-1]
+        return next(numbers.limit for numbers in self._of_logits if numbers.inputs.removesuffix(AGAIN) == sent)
 
     @property
     def widest_limit(self) -> Limit:
@@ -198,7 +208,11 @@ class NumericCheck(RunnerCheck):
 
     def _judged(self, sets: list[SetNumbers]) -> list[SetNumbers]:
         """Leave out the data for a quantised graph, which other checks judge on images."""
-        return [numbers for numbers in sets if self.graph is None or numbers.inputs.split(",")[0] in self.run.kept]
+        return [
+            numbers
+            for numbers in sets
+            if self.graph is None or numbers.inputs.split(",")[0] in self.run.kept or numbers.inputs.endswith(AGAIN)
+        ]
 
     @cached_property
     def _sets(self) -> list[SetNumbers]:
@@ -239,6 +253,14 @@ class NumericCheck(RunnerCheck):
         limit = self.kept_limit.largest
         guess = explain(self.bundle, self.run.reference, inputs, np.concatenate(self._kept_logits), limit)
         return [f"likely cause: {guess}; with this mistake, PyTorch gives the logits of the runner"] if guess else []
+
+
+def _stages(answers: Answers) -> dict[str, Any]:
+    """Return what follows the name of the inputs → the rows: all, or those of each program of a cascade."""
+    if answers.deferred is None:
+        return {"": slice(None)}
+    stages = {"": ~answers.deferred, AGAIN: answers.deferred}
+    return {stage: rows for stage, rows in stages.items() if rows.any()}
 
 
 def check_stored(stored: NDArray[Any], trained: NDArray[Any], exact: NDArray[Any]) -> Check:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gmmvit_deploy.inference.cascade import DEFERRED
 from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from gmmvit_deploy.inference.runner_name import Form
 from gmmvit_deploy.parity._quantised import QuantisedGraph
@@ -82,8 +83,10 @@ class Answers:
     inputs: the name of the set of inputs.  real: True for images of the data.  batch: the size of the runner's batches.
     logits: (B, C), in the shape that the runner gave.  features: (B, D); None if the bundle has none beside logits.
     new: (B,), which images did not calibrate the runner's quantised graph, and so can judge it.
-    of_graph: (B, C), the logits of the quantised graph with every rounding; None for other precisions.
+    of_graph: (B, C), the logits of the quantised graph with every rounding, of a cascade those of the first program;
+    None for other precisions.
     without_kernels: the logits of the new images in the same runtime without our kernels; None without kernels.
+    deferred: (B,), the images that a cascade computed again in float32; None for another runner.
     """
 
     inputs: str
@@ -95,6 +98,14 @@ class Answers:
     new: NDArray[Any]
     of_graph: NDArray[Any] | None
     without_kernels: NDArray[Any] | None
+    deferred: NDArray[Any] | None
+
+    @property
+    def expected(self) -> NDArray[Any] | None:
+        """``of_graph``, and PyTorch's logits of the images that a cascade computed again."""
+        if self.of_graph is None or self.deferred is None:
+            return self.of_graph
+        return np.where(self.deferred[:, None], self.known.exact, self.of_graph)
 
     @property
     def comparable(self) -> NDArray[Any]:
@@ -139,6 +150,7 @@ class RunnerUnderTest:
                 new=new,
                 of_graph=of_graph,
                 without_kernels=without_kernels,
+                deferred=outputs[DEFERRED][:, 0] if self.runner.record is not None else None,
             )
             for check in self.checks:
                 check.add(answers)

@@ -68,9 +68,9 @@ class Stages:
         self._noise.add(known.trained[new], exact)
         if answers.features is not None and known.features is not None:
             self._features.add(answers.features[new], known.features[1][new])
-        if answers.of_graph is None:
+        if answers.expected is None:
             return
-        of_graph = answers.of_graph[new]
+        of_graph = answers.expected[new]
         of_runtime = logits if without_kernels is None else without_kernels
         self._kept.add(of_runtime, of_graph, exact)
         self._add_to("quantisation", exact, of_graph)

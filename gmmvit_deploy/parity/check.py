@@ -10,6 +10,7 @@ A runner is a runtime, an engine or a server that computes the logits.
                       is what the user expects (`_trained_accuracy`)
     stages            what quantisation, the runtime and this project's kernels each change
     batch invariance  the logits of an image do not depend on the other images of the batch
+    deferral          a cascade computes the images again whose margin is below its threshold
     calibration       a quantised graph is the trained network, quantised as its record says
     preprocessing     this package, the graph and the server turn the same images into the same tensors
     served            a server answers every request with the logits of the images in this request
@@ -39,6 +40,7 @@ from gmmvit_deploy.parity._accuracy import AccuracyCheck, accuracy_of
 from gmmvit_deploy.parity._calibration import CalibrationCheck
 from gmmvit_deploy.parity._constants import check_constants
 from gmmvit_deploy.parity._decisions import DecisionsCheck
+from gmmvit_deploy.parity._deferral import DeferralCheck
 from gmmvit_deploy.parity._invariance import InvarianceCheck
 from gmmvit_deploy.parity._localize import LocalizeCheck
 from gmmvit_deploy.parity._numeric import NumericCheck, check_stored
@@ -62,6 +64,7 @@ CHECKS: tuple[type[RunnerCheck], ...] = (
     AccuracyCheck,
     StagesCheck,
     InvarianceCheck,
+    DeferralCheck,
     CalibrationCheck,
     PreprocessingCheck,
     ServedCheck,
@@ -165,6 +168,7 @@ def _report(tested: RunnerUnderTest) -> RunnerReport:
         runner=runner.name,
         precision=runner.precision,
         form=runner.form,
+        cascade=runner.record is not None,
         batches=tested.batches,
         provenance=runner.provenance(),
         checks=checks,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
 from gmmvit_deploy.inference.precision import QUANTIZED, Precision
-from gmmvit_deploy.inference.runner_name import Form, with_form
+from gmmvit_deploy.inference.runner_name import Form, RunnerName
 from gmmvit_deploy.parity._verdict import Check, Verdict, joined, overall
 from gmmvit_deploy.reports.reporting import plain
 
@@ -48,11 +48,12 @@ class RunnerReport:
     checks: tuple[Check, ...]
     points: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
     form: Form = ""
+    cascade: bool = False
 
     @property
     def name(self) -> str:
         """The runner with its precision and form, as after ``--runner``, such as ``openvino:int8-static``."""
-        return self.runner if self.precision == "fp32" else f"{self.runner}:{with_form(self.precision, self.form)}"
+        return str(replace(RunnerName.parse(self.runner, self.precision), form=self.form, cascade=self.cascade))
 
     @property
     def verdict(self) -> Verdict:
@@ -175,6 +176,7 @@ class ParityReport:
                 {
                     "runner": runner.runner,
                     "precision": runner.precision,
+                    "cascade": runner.cascade,
                     "batches": list(runner.batches),
                     "provenance": dict(runner.provenance),
                     "verdict": runner.verdict,

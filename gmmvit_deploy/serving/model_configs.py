@@ -6,6 +6,8 @@
 <name>_labels      logits → label, probability, index; for a multi-label network also present
 <name>_classify    ensemble of <name>_preprocess, <name>_network and <name>_labels: IMAGE → the outputs of the latter
 
+The network and the ensembles of a cascade also answer with ``deferred``: whether float32 computed the image again.
+
 Triton 2.51 waits for ever when a client asks an ensemble only for outputs of its last model, while the ensemble also
 has an output that the last model reads. So the logits and the labels are outputs of two ensembles.
 
@@ -17,15 +19,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gmmvit_deploy.bundle.cascades import cascade_file, read_cascade
 from gmmvit_deploy.bundle.variants import VariantRecord, record_file, record_of
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import sha256_of_file
+from gmmvit_deploy.inference.cascade import DEFERRED
 from gmmvit_deploy.inference.cores import cores
 from gmmvit_deploy.inference.precision import QUANTIZED, SPECS
 from gmmvit_deploy.inference.runner_name import RunnerName
+from gmmvit_deploy.runtimes.runners.open import graph_of
 from gmmvit_deploy.runtimes.runners.right_outputs import output_limits
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 from gmmvit_deploy.serving.options import RepositoryOptions
@@ -55,9 +61,10 @@ def model_configs(bundle: Bundle, options: RepositoryOptions, card: EngineCard |
         raise RepositoryError(f"{bundle.path}: the options of the repository state no runner")
     configs = [_network(bundle, options, runner, card)]
     if bundle.manifest.image.normalisation is not None:
-        configs = [_ensemble(bundle, options, options.name), *configs, _preprocess(bundle, options)]
+        ensemble = partial(_ensemble, bundle, options, cascade=runner.cascade)
+        configs = [ensemble(options.name), *configs, _preprocess(bundle, options)]
         if bundle.manifest.has_logits:
-            configs.insert(1, _ensemble(bundle, options, options.classify))
+            configs.insert(1, ensemble(options.classify))
             configs.append(_labels(bundle, options))
     for config in configs:
         _state(config, {"gmmvit_runner": str(runner)})
@@ -107,10 +114,16 @@ def _input_tensor(bundle: Bundle) -> dict[str, Any]:
     return {"name": kind, "data_type": data_type, "dims": bundle.input_shape}
 
 
-def _add_outputs(config: Any, bundle: Bundle) -> None:
+def _add_outputs(config: Any, bundle: Bundle, *, cascade: bool) -> None:
     for output in bundle.manifest.outputs:
         labels = {"label_filename": LABELS_FILE} if output.name == "logits" else {}
         config.output.add(name=output.name, data_type=_protobuf().TYPE_FP32, dims=output.shape, **labels)
+    if cascade:
+        _add_deferred(config)
+
+
+def _add_deferred(config: Any) -> None:
+    config.output.add(name=DEFERRED, data_type=_protobuf().TYPE_BOOL, dims=[1])
 
 
 def _network(bundle: Bundle, options: RepositoryOptions, runner: RunnerName, card: EngineCard | None) -> Any:
@@ -125,9 +138,11 @@ def _network(bundle: Bundle, options: RepositoryOptions, runner: RunnerName, car
         _state(config, {"reference_limits": json.dumps(limits)})
     if record is not None:
         _state(config, _evidence(bundle, record))
+    if runner.cascade:
+        _state(config, _deferral(bundle, runner))
     config.backend = options.backend
     config.input.add(**_input_tensor(bundle))
-    _add_outputs(config, bundle)
+    _add_outputs(config, bundle, cascade=runner.cascade)
     kind = pb.ModelInstanceGroup.KIND_GPU if options.on_gpu else pb.ModelInstanceGroup.KIND_CPU
     group = config.instance_group.add(count=options.instances, kind=kind)
     if card is not None and len(card.profiles) > 1:
@@ -169,6 +184,16 @@ def _evidence(bundle: Bundle, record: VariantRecord) -> dict[str, str]:
     return evidence
 
 
+def _deferral(bundle: Bundle, runner: RunnerName) -> dict[str, str]:
+    """Return which images a cascade computes again, the limits of their outputs, and what names the evidence."""
+    record = read_cascade(bundle, runner, graph_of(bundle, runner).sha256)
+    return {
+        "deferral_threshold": repr(record.threshold),
+        "again_limits": json.dumps(output_limits(bundle, "fp32", "")),
+        "gmmvit_cascade_sha256": sha256_of_file(bundle.path / cascade_file(runner)),
+    }
+
+
 def _preprocess(bundle: Bundle, options: RepositoryOptions) -> Any:
     pb = _protobuf()
     config = _skeleton(bundle, options.preprocess)
@@ -199,7 +224,7 @@ def _state_pixels(config: Any, bundle: Bundle, options: RepositoryOptions) -> No
     _state(config, {"request_pixels": str(options.request_pixels), "worker_pixels": str(waiting)})
 
 
-def _ensemble(bundle: Bundle, options: RepositoryOptions, name: str) -> Any:
+def _ensemble(bundle: Bundle, options: RepositoryOptions, name: str, *, cascade: bool) -> Any:
     """Return the ensemble from images to the outputs of the network, or to labels if its name is that of `classify`."""
     config = _skeleton(bundle, name)
     _state_pixels(config, bundle, options)
@@ -208,12 +233,14 @@ def _ensemble(bundle: Bundle, options: RepositoryOptions, name: str) -> Any:
     between = bundle.manifest.input_kind
     _add_step(config, options.preprocess, [IMAGE_INPUT], [between])
     if name == options.name:
-        _add_outputs(config, bundle)
-        _add_step(config, options.network, [between], bundle.manifest.output_names)
+        _add_outputs(config, bundle, cascade=cascade)
+        _add_step(config, options.network, [between], [output.name for output in config.output])
     else:
         _add_label_outputs(config, bundle)
-        _add_step(config, options.network, [between], [_LOGITS])
         _add_step(config, options.labels, [_LOGITS], [output.name for output in config.output])
+        if cascade:
+            _add_deferred(config)
+        _add_step(config, options.network, [between], [_LOGITS, DEFERRED] if cascade else [_LOGITS])
     return config
 
 

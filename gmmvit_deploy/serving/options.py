@@ -82,6 +82,8 @@ class RepositoryOptions:
                 "fixed precision",
                 hint="remove --runner, or remove --backend and --engine",
             )
+        if runner.cascade and self.backend != "python":
+            raise InputError(f"--runner {runner} needs --backend python", hint="remove --backend")
         if runner.name in ON_GPUS:
             if self.backend != "onnxruntime":
                 raise InputError(

@@ -102,10 +102,10 @@ def repository_from_bundle(
             if any(output.label_filename for output in config.output):
                 shutil.copyfile(bundle.path / BUNDLE_LABELS_FILE, model / LABELS_FILE)
         network = folder / options.network / "1"
-        graph, *weights = files_of(source)
-        shutil.copyfile(graph, network / target)
-        for file in (*weights, bundle.path / GOLDEN_FILE):  # weights under the name that the graph states
-            shutil.copyfile(file, network / file.name)
+        _copy_graph(source, network / target)
+        if runner is not None and runner.cascade:
+            _copy_graph(bundle.onnx_path, network / "again.onnx")
+        shutil.copyfile(bundle.path / GOLDEN_FILE, network / GOLDEN_FILE)
         if options.backend == "python":
             _write_code(network, "network_model.py")
         if library is not None:
@@ -142,6 +142,13 @@ def _graph(bundle: Bundle, runner: RunnerName) -> Path:
             f"{how_to_convert(bundle, graph.precision).removeprefix('type ')}",
         )
     return graph.path
+
+
+def _copy_graph(source: Path, target: Path) -> None:
+    graph, *weights = files_of(source)
+    shutil.copyfile(graph, target)
+    for file in weights:  # under the name that the graph states
+        shutil.copyfile(file, target.with_name(file.name))
 
 
 def _plan(bundle: Bundle, engine: Engine | None, server: ServerTensorRT | None) -> Path:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
+from gmmvit_deploy.bundle.cascades import read_cascade
 from gmmvit_deploy.bundle.choices import CHOICES_FILE, Candidate, Choice, Machine, read_choices
 from gmmvit_deploy.errors import BundleError, MissingDependencyError, RunnerUnavailableError
 from gmmvit_deploy.inference.cores import cores, cpu_features, cpu_name
@@ -114,6 +115,8 @@ def _why_not(bundle: Bundle, candidate: Candidate, runners: Collection[str]) -> 
         return f"only {', '.join(runners)} can be used here"
     try:
         graph = graph_of(bundle, runner)
+        if runner.cascade:
+            read_cascade(bundle, runner, graph.sha256)
     except BundleError as exc:
         return str(exc)
     if graph.sha256 != candidate.graph_sha256:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.inference.precision import Precision
-from gmmvit_deploy.inference.runner_name import FORMS, RunnerName
+from gmmvit_deploy.inference.runner_name import CASCADE_SUFFIX, FORMS, RunnerName
 from gmmvit_deploy.precision_names import precision_from
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 
@@ -29,6 +29,9 @@ RUNNERS = (
 ON_CPUS = ("openvino+kernels", "openvino", "onnxruntime")
 ON_GPUS = ("onnxruntime-cuda", "onnxruntime-tensorrt")
 """Runners that run a graph of the bundle in the precision that the user names."""
+
+CASCADES: tuple[Precision, ...] = ("int8", "bf16")
+"""The precisions of `ON_CPUS` that may come first in a cascade."""
 
 DEFAULT_URLS = {"triton-grpc": "grpc://localhost:8001", "triton-http": "http://localhost:8000"}
 """Runner of a server → its default address."""
@@ -55,5 +58,11 @@ def runner_from(text: str, known: Collection[str] = RUNNERS, *, precision: Preci
         raise InputError(
             f"runner {text}: {runner.name}:{runner.precision} has no form {runner.form!r}",
             hint=f"type the precision alone; only int8 of {', '.join(ON_CPUS)} has forms: {', '.join(FORMS)}",
+        )
+    if runner.cascade and (runner.precision not in CASCADES or runner.name not in ON_CPUS):
+        raise InputError(
+            f"runner {text}: expected int8 or bf16 on a CPU before {CASCADE_SUFFIX}, which computes nearly undecided "
+            "images again",
+            hint="type such as openvino+kernels:int8+fp32",
         )
     return runner

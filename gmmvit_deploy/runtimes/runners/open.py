@@ -25,6 +25,7 @@ from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph, read_gra
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 from gmmvit_deploy.runtimes.runners._engine import EngineRunner
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
+from gmmvit_deploy.runtimes.runners.cascade import CascadeRunner
 from gmmvit_deploy.runtimes.runners.eager import CompiledRunner, EagerRunner
 from gmmvit_deploy.runtimes.runners.names import DEFAULT_URLS, ON_CPUS, ON_GPUS, RUNNERS, runner_from
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner, cuda_runner, tensorrt_runner
@@ -171,6 +172,10 @@ def open_runner(
     of_module = _OF_THE_MODULE.get(name.removesuffix("-gpu"))
     if of_module is not None:
         return of_module(bundle, device="gpu" if name.endswith("-gpu") else "cpu")
+    if runner.cascade:
+        fast, exact = runner.stages
+        first = open_runner(fast, bundle, threads=threads)
+        return CascadeRunner(first, open_runner(exact, bundle, threads=threads))
     graph = graph_of(bundle, runner)
     if name in _OF_A_GPU:
         return _OF_A_GPU[name](bundle, graph)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.inference.precision import SPECS
 from gmmvit_deploy.inference.runner_name import Form, RunnerName
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from gmmvit_deploy.bundle.artifacts import Bundle
+    from gmmvit_deploy.bundle.cascades import CascadeRecord
     from gmmvit_deploy.bundle.variants import Variant
     from gmmvit_deploy.inference.precision import Precision
     from gmmvit_deploy.models.specs import OutputName
@@ -95,6 +97,8 @@ class Runner:
     callers: number of calls that the runner runs in parallel.
     graph: the bundle's graph that the program was made from; None if there is no such graph or the graph is unknown.
     form: the form of the int8 graph that runs on a CPU; "" for another graph.
+    record: of a cascade, which computes nearly undecided images again in float32; `run_all` then also gives
+    ``deferred`` (B, 1), bool; None for another runner.
     server: the models on the runner's server; None for a runner in this process.
     runtime: name of the runtime, for messages; empty if the runner's name is enough.
     judged: True while the caller judges the outputs, such as parity or bench (`judging`). Otherwise, the runner
@@ -110,6 +114,7 @@ class Runner:
     server: Served | None = None
     runtime: str = ""
     form: Form = ""
+    record: CascadeRecord | None = None
     judged: bool = False
 
     def __init__(self, bundle: Bundle) -> None:
@@ -131,7 +136,7 @@ class Runner:
         self._require(batch)
         return self._run(batch)
 
-    def run_all(self, batch: NDArray[Any]) -> Mapping[OutputName, NDArray[Any]]:
+    def run_all(self, batch: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
         """Compute all outputs of the bundle for a batch: name of the output → float32 (B, …).  Errors: as `run`."""
         self._require(batch)
         return dict(zip(self.outputs, self.computed(batch), strict=True))
@@ -156,7 +161,12 @@ class Runner:
 
     @property
     def runner_name(self) -> RunnerName:
-        return replace(RunnerName.parse(self.name, self.precision), form=self.form)
+        return replace(RunnerName.parse(self.name, self.precision), form=self.form, cascade=self.record is not None)
+
+    @property
+    def kept_gate(self) -> float:
+        """The share of PyTorch's decisions to keep; 1 for all that the limit of the logits decides."""
+        return SPECS[self.precision].kept_gate if self.record is None else self.record.keep_decisions
 
     @property
     def label(self) -> str:
@@ -180,12 +190,12 @@ class Runner:
 
         return np.concatenate([self.run(fits)[:count] for fits, count in self._fitting(inputs)])
 
-    def rows_all(self, inputs: NDArray[Any], *, batch: int | None = None) -> dict[OutputName, NDArray[Any]]:
+    def rows_all(self, inputs: NDArray[Any], *, batch: int | None = None) -> dict[str, NDArray[Any]]:
         """Compute all outputs of any number of inputs, as `rows` does: name → (N, …).  batch: None is ``max_batch``."""
         import numpy as np
 
         parts = [(self.run_all(fits), count) for fits, count in self._fitting(inputs, batch)]
-        return {name: np.concatenate([answers[name][:count] for answers, count in parts]) for name in self.outputs}
+        return {name: np.concatenate([answers[name][:count] for answers, count in parts]) for name in parts[0][0]}
 
     def _fitting(self, inputs: NDArray[Any], batch: int | None = None) -> Iterator[tuple[NDArray[Any], int]]:
         """Yield (batch of an accepted size, number of rows that are inputs)."""

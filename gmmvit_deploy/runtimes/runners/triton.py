@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gmmvit_deploy.bundle.cascades import read_cascade
 from gmmvit_deploy.bundle.variants import cpu_form, open_variant
 from gmmvit_deploy.errors import BundleError, NotOfferedError, ServerError
+from gmmvit_deploy.inference.cascade import DEFERRED
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.precision_names import precision_from
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
@@ -14,11 +16,12 @@ from gmmvit_deploy.runtimes.runners.inspection import stand_in
 from gmmvit_deploy.runtimes.runners.runner import Inspection, Runner, Served
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from gmmvit_deploy.bundle.artifacts import Bundle
+    from gmmvit_deploy.bundle.variants import Variant
 
 
 class TritonRunner(Runner):
@@ -83,6 +86,8 @@ class TritonRunner(Runner):
         self.device = "gpu" if served.on_gpu else "cpu"
         if not served.on_gpu:
             self.form = RunnerName.parse(served.runner).form or cpu_form(bundle, self.precision)
+        if not other_bundle and RunnerName.parse(served.runner).cascade:
+            self.record = read_cascade(bundle, self.runner_name, self._graph().sha256)
         self._settings = dict(served.settings)
         self.max_batch = min(self.max_batch, served.max_batch)
 
@@ -99,8 +104,18 @@ class TritonRunner(Runner):
         return {"server": f"{version} at {self._connection.url}", "model": self._network}
 
     def inspectable(self) -> Inspection:
-        graph = open_variant(self.bundle, self.precision, self.form)
-        return stand_in(graph, f"{self.name} cannot be inspected")
+        return stand_in(self._graph(), f"{self.name} cannot be inspected")
+
+    def _graph(self) -> Variant:
+        return open_variant(self.bundle, self.precision, self.form)
+
+    def run_all(self, batch: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
+        if self.record is None:
+            return super().run_all(batch)
+        self._require(batch)
+        names = (*self.outputs, DEFERRED)
+        answers = self._connection.infer_all(self._network, self._input, batch, outputs=names)
+        return dict(zip(names, answers, strict=True))
 
     def _run(self, batch: NDArray[Any]) -> NDArray[Any]:
         return self._connection.infer(self._network, self._input, batch, output=self.outputs[0])

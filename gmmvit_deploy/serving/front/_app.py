@@ -4,7 +4,8 @@
       → {"model": …, "bundle": …, "runner": …, "predictions": [[{"label": …, "index": …, "probability": …}, …], …]}
 
 A list of predictions for each image, in the order of the images. For a multi-label model, a prediction also has the
-label's ``"threshold"``, and ``"present"``: true if the probability reaches it; all present labels are listed.
+label's ``"threshold"``, and ``"present"``: true if the probability reaches it; all present labels are listed. A cascade
+also answers ``"deferred"``: for each image, true if float32 computed it again.
 
 A refused request gets ``{"error": …}``, with ``"image"``, the position of the image that is the reason, if the reason
 is an image. docs/pages/clients.md lists the statuses.
@@ -108,19 +109,22 @@ class _Front:
             if not model.classifies:
                 raise Refusal(400, "the model has no classes; ask the server for its output features by gRPC or HTTP")
             top = _top(request, len(model.label_set.labels))
-            logits = await self._triton.logits(images_from_body(body, boundary, model.max_batch))
+            images = images_from_body(body, boundary, model.max_batch)
+            logits, deferred = await self._triton.answers(images, cascade=model.cascade)
         if logits.shape[1] != len(model.label_set.labels):
             raise Refusal(502, "the server's model has changed; send the request again")
         try:
             predictions = [[guess.to_json() for guess in model.label_set.predictions(row, top)] for row in logits]
         except ValueError as exc:
             raise Refusal(502, f"the server failed to answer: {exc}") from exc
-        answer = {
+        answer: dict[str, Any] = {
             "model": self._options.model,
             "bundle": model.bundle,
             "runner": model.runner,
             "predictions": predictions,
         }
+        if deferred is not None:
+            answer["deferred"] = deferred.tolist()
         return JSONResponse(answer, headers={BUNDLE_HEADER: model.bundle, RUNNER_HEADER: model.runner})
 
 

@@ -14,6 +14,7 @@ import grpc.aio
 import numpy as np  # here, so that no request waits for the imports
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from gmmvit_deploy.inference.cascade import DEFERRED
 from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.serving.front._uploads import Refusal, overloaded
 from gmmvit_deploy.serving.front.options import FrontOptions
@@ -36,13 +37,18 @@ _OF_TRITON = re.compile(r"^(\[request id: [^\]]*\] )?in ensemble '[^']*', ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The served model.  runner: "" if the model states none.  classifies: True if the model has logits."""
+    """The served model.
+
+    runner: "" if the model states none.  classifies: True if the model has logits.
+    cascade: True if the model also says which images float32 computed again.
+    """
 
     label_set: LabelSet
     bundle: str
     runner: str
     max_batch: int
     classifies: bool = True
+    cascade: bool = False
 
 
 class Triton:
@@ -101,17 +107,20 @@ class Triton:
                 raise Refusal(502, "the server sent no description of its model") from exc
         return self._model
 
-    async def logits(self, images: Sequence[bytes]) -> NDArray[Any]:
-        """Return the logits, float32 (images, classes)."""
+    async def answers(self, images: Sequence[bytes], *, cascade: bool) -> tuple[NDArray[Any], NDArray[Any] | None]:
+        """Return (the logits, float32 (images, classes), of a cascade the images that float32 computed again, bool)."""
         request = service_pb2.ModelInferRequest(model_name=self._options.model)
         request.inputs.add(name="IMAGE", datatype="BYTES", shape=[len(images), 1])
-        request.outputs.add(name="logits")
+        for name in ("logits", *([DEFERRED] if cascade else [])):
+            request.outputs.add(name=name)
         request.raw_input_contents.append(b"".join(struct.pack("<I", len(image)) + image for image in images))
         answer = await self._answered(self._stub.ModelInfer, request)
-        output = answer.outputs[0] if answer.outputs else None
+        contents = dict(zip((output.name for output in answer.outputs), answer.raw_output_contents, strict=False))
+        output = next((output for output in answer.outputs if output.name == "logits"), None)
         if output is None or output.datatype != "FP32" or list(output.shape)[:-1] != [len(images)]:
             raise Refusal(502, "the server sent no logits for the images")
-        return np.frombuffer(answer.raw_output_contents[0], np.float32).reshape(output.shape)
+        logits = np.frombuffer(contents["logits"], np.float32).reshape(output.shape)
+        return logits, np.frombuffer(contents[DEFERRED], bool) if cascade else None
 
     async def _answered(self, method: Callable[..., Awaitable[Any]], request: Any) -> Any:
         try:
@@ -130,6 +139,7 @@ def _model(config: Any) -> Model:
         runner=parameters.get("gmmvit_runner", ""),
         max_batch=config.max_batch_size,
         classifies=any(output.name == "logits" for output in config.output),
+        cascade=any(output.name == DEFERRED for output in config.output),
     )
 
 

@@ -1,8 +1,9 @@
 """Model for Triton's Python backend: run the network in ONNX Runtime or OpenVINO.
 
 ``gmmvit repository --backend python`` copies this file to ``<network>/1/model.py``, into the same folder as
-``model.onnx``, and `gmmvit_deploy.inference` to ``gmmvit_inference`` there: the server runs the same code as a runner
-without a server. The model needs numpy and the runtime in the server's Python.
+``model.onnx`` and, of a cascade, ``again.onnx`` in float32, and `gmmvit_deploy.inference` to ``gmmvit_inference``
+there: the server runs the same code as a runner without a server. The model needs numpy and the runtime in the server's
+Python.
 
 Triton's dynamic batcher passes several requests at once. The model runs these requests as a single batch.
 """
@@ -18,9 +19,16 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 sys.path.insert(0, str(Path(__file__).parent))
+from gmmvit_inference.cascade import Cascade
+from gmmvit_inference.labels import LabelSet
 from gmmvit_inference.precision import SPECS
 from gmmvit_inference.reference_outputs import wrong_in_batch
 from gmmvit_inference.runner_name import RunnerName
+
+_COUNTERS = (
+    ("gmmvit_images_total", "Images that a cascade answered"),
+    ("gmmvit_deferred_images_total", "Images that a cascade computed again in float32"),
+)
 
 
 class TritonPythonModel:
@@ -32,15 +40,30 @@ class TritonPythonModel:
         self.outputs = [output["name"] for output in config["output"]]
         threads = int(parameters["threads"])  # 0 uses a thread per core
         chunk = int(parameters["chunk"])  # 0 uses the default of the runtime
-        graph = str(Path(__file__).with_name("model.onnx"))
         runner = RunnerName.parse(parameters["gmmvit_runner"])
-        if runner.runtime == "openvino":
-            network = _openvino(graph, threads, chunk, runner)
-        else:
-            network = _onnxruntime(graph, threads, chunk)
-        network.prepare(self.max_batch)
-        _require_reference_outputs(network.answers, json.loads(parameters["reference_limits"]), self.max_batch)
-        self.program = network.answers
+        self.counters: list[Any] = []
+
+        def network(name: RunnerName, file: str, limits: str) -> Any:
+            graph = str(Path(__file__).with_name(file))
+            of_openvino = name.runtime == "openvino"
+            loaded = _openvino(graph, threads, chunk, name) if of_openvino else _onnxruntime(graph, threads, chunk)
+            loaded.prepare(self.max_batch)
+            _require_reference_outputs(loaded.answers, json.loads(parameters[limits]), self.max_batch)
+            return loaded.answers
+
+        if not runner.cascade:
+            self.program = network(runner, "model.onnx", "reference_limits")
+            return
+        first, second = runner.stages
+        label_set = LabelSet.from_parameters(parameters)
+        multi = label_set.task == "multi-label"
+        self.program = Cascade(
+            network(first, "model.onnx", "reference_limits"),
+            network(second, "again.onnx", "again_limits"),
+            float(parameters["deferral_threshold"]),
+            np.array(label_set.threshold_logits, np.float32) if multi else None,
+        ).answers
+        self.counters = [_counter(name, words, args["model_name"]) for name, words in _COUNTERS]
 
     def execute(self, requests: list[Any]) -> list[Any]:
         batches = [pb_utils.get_input_tensor_by_name(request, self.input).as_numpy() for request in requests]
@@ -68,6 +91,8 @@ class TritonPythonModel:
             for i in valid:
                 answers[i] = pb_utils.InferenceResponse(error=error)
             return
+        for counter, count in zip(self.counters, (len(together), int(computed[-1].sum())), strict=False):
+            counter.increment(count)
         start = 0
         for i in valid:
             end = start + len(batches[i])
@@ -77,6 +102,11 @@ class TritonPythonModel:
             ]
             answers[i] = pb_utils.InferenceResponse(tensors)
             start = end
+
+
+def _counter(name: str, meaning: str, model: str) -> Any:
+    family = pb_utils.MetricFamily(name=name, description=meaning, kind=pb_utils.MetricFamily.COUNTER)
+    return family.Metric(labels={"model": model})
 
 
 def _onnxruntime(graph: str, threads: int, chunk: int) -> Any:

@@ -1,0 +1,185 @@
+"""The threshold of a cascade: which images int8 or bf16 answers, and which float32 computes again.
+
+    margin   of an image's decision in the fast program (`inference.cascade.decision_margins`)
+    loss     margin − the margin of the same decision in float32; the decision changes if the loss is above the margin
+    deferred images with margin < threshold
+    kept     the share of the images that are deferred, or keep their decision
+
+The threshold is the smallest one at which the lower end of the interval of ``kept`` (`intervals.share_interval`)
+reaches a target. Too few images prove no target, even if none changes. Then the threshold is the larger of two: the
+smallest at which no image changes, and the smallest at which the changes expected if losses do not depend on margins,
+mean over all pairs of images i, j of [margin_i ≥ threshold and loss_j > margin_i], are half of what the target allows.
+
+`gmmvit optimize` writes the record beside the graphs: ``graphs/<precision>[-<form>]+fp32.json``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gmmvit_deploy.bundle.variants import GRAPHS
+from gmmvit_deploy.errors import BundleError
+from gmmvit_deploy.files.writing import new_file
+from gmmvit_deploy.inference.runner_name import CASCADE_SUFFIX, RunnerName
+from gmmvit_deploy.intervals import share_interval
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gmmvit_deploy.bundle.artifacts import Bundle
+
+KEEP_DECISIONS = 0.998
+"""The share of the decisions that a cascade keeps, if the user states no other."""
+_FORMAT = "gmmvit-cascade/1"
+_CURVE = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtThreshold:
+    """What a threshold gives on the images that chose it.
+
+    deferred: the share of the images that float32 computes again.
+    kept, kept_low: the share of kept decisions, and the lower end of its interval.
+    """
+
+    deferred: float
+    kept: float
+    kept_low: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CascadeRecord:
+    """The evidence of a threshold.
+
+    first: precision and form of the fast program, such as ``int8-static``.
+    bundle_sha256, graph_sha256: of the bundle, and of the graph that the fast program loads.
+    keep_decisions: the target.
+    margins, losses: of each image.  source, sha256: of the images, which set no range of the graph.
+    golden_margins: of the reference inputs.  runner: the fast program that computed the margins.
+    """
+
+    first: str
+    bundle_sha256: str
+    graph_sha256: str
+    keep_decisions: float
+    threshold: float
+    margins: tuple[float, ...]
+    losses: tuple[float, ...]
+    source: str
+    sha256: str
+    golden_margins: tuple[float, ...]
+    runner: str
+    versions: Mapping[str, str]
+
+    def at(self, threshold: float) -> AtThreshold:
+        margins, losses = np.array(self.margins), np.array(self.losses)
+        stays = margins >= threshold
+        kept = len(margins) - int((stays & (losses > margins)).sum())
+        return AtThreshold(
+            deferred=float(1 - stays.mean()),
+            kept=kept / len(margins),
+            kept_low=share_interval(kept, len(margins))[0],
+        )
+
+    def with_target(self, keep_decisions: float) -> CascadeRecord:
+        """Return the record of another target, from the same images."""
+        threshold = chosen_threshold(np.array(self.margins), np.array(self.losses), keep_decisions)
+        return replace(self, keep_decisions=keep_decisions, threshold=threshold)
+
+    @property
+    def chosen(self) -> AtThreshold:
+        return self.at(self.threshold)
+
+    @property
+    def curve(self) -> list[dict[str, float]]:
+        """What several shares of deferred images give."""
+        at = [self.at(float(np.quantile(self.margins, share, method="higher"))) for share in _CURVE]
+        return [asdict(point) for point in at]
+
+    def __str__(self) -> str:
+        """The result in a sentence."""
+        chosen, count = self.chosen, len(self.margins)
+        proven = chosen.kept_low >= self.keep_decisions
+        so_far = "" if proven else f"; {count:,} images prove {chosen.kept_low:.2%}, and more is only likely"
+        return (
+            f"float32 computes the images with a margin below {self.threshold:.3g} again: {chosen.deferred:.1%} of "
+            f"{count:,} images of {self.source}, of which {chosen.kept:.2%} keep their decision (target "
+            f"{self.keep_decisions:.2%}{so_far})"
+        )
+
+
+def same_margins(logits: NDArray[Any], reference: NDArray[Any], label_thresholds: NDArray[Any] | None) -> NDArray[Any]:
+    """Return the margins (B,) in ``reference`` of the decisions of ``logits``, both (B, C): below 0 if they differ."""
+    if label_thresholds is not None:
+        sides = np.where(logits >= label_thresholds, 1, -1)
+        margins: NDArray[Any] = (sides * (reference - label_thresholds)).min(1)
+        return margins
+    rows, others = np.arange(len(logits)), reference.copy()
+    own = others[rows, logits.argmax(1)]
+    others[rows, logits.argmax(1)] = -np.inf
+    changes: NDArray[Any] = own - others.max(1)
+    return changes
+
+
+def chosen_threshold(margins: NDArray[Any], losses: NDArray[Any], keep_decisions: float) -> float:
+    """Return the smallest threshold that keeps a share of the decisions, as the head of this module says.
+
+    margins, losses: (N,), of N images.
+    """
+    count = len(margins)
+    changed = np.sort(margins[losses > margins])[::-1]
+
+    def with_changes(number: int) -> float:
+        return float(np.nextafter(changed[number], np.inf)) if len(changed) > number else 0.0
+
+    for number in range(len(changed), -1, -1):
+        if share_interval(count - number, count)[0] >= keep_decisions:
+            return with_changes(number)
+    ordered = np.sort(margins)[::-1]
+    above = count - np.searchsorted(np.sort(losses), ordered, side="right")  # losses above each margin
+    fits = np.flatnonzero(np.cumsum(above) / count**2 <= (1 - keep_decisions) / 2)
+    likely = ordered[fits[-1]] if len(fits) else np.nextafter(ordered[0], np.inf)
+    return max(with_changes(0), float(likely))
+
+
+def cascade_file(first: RunnerName) -> str:
+    """Return the name of the record of a cascade in the bundle.  first: the fast runner, with its form."""
+    return f"{GRAPHS}/{first.arithmetic.removesuffix(CASCADE_SUFFIX)}{CASCADE_SUFFIX}.json"
+
+
+def read_cascade(bundle: Bundle, first: RunnerName, graph_sha256: str) -> CascadeRecord:
+    """Read the record of a cascade.
+
+    first: the fast runner, with its form.  graph_sha256: of the graph that it loads.
+    Errors: BundleError when the record is missing or cannot be read, or is of another bundle or graph.
+    """
+    path = bundle.path / cascade_file(first)
+    hint = f"type gmmvit optimize {bundle.path} --data DATA --calibration IMAGES, which chooses the threshold"
+    if not path.is_file():
+        raise BundleError(f"{path}: no such file, which states the images that float32 computes again", hint=hint)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data.pop("format") != _FORMAT:
+            raise ValueError(f"expected the format {_FORMAT!r}")
+        del data["curve"]
+        if differing := sorted({field.name for field in fields(CascadeRecord)} ^ set(data)):
+            raise ValueError(f"differing fields: {', '.join(differing)}")
+        record = CascadeRecord(**{name: tuple(v) if isinstance(v, list) else v for name, v in data.items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise BundleError(f"{path}: expected the JSON record of a cascade: {exc}", hint=hint) from exc
+    if (record.bundle_sha256, record.graph_sha256) != (bundle.sha256, graph_sha256):
+        raise BundleError(f"{path}: its threshold was chosen for another network", hint=hint)
+    return record
+
+
+def write_cascade(bundle: Bundle, first: RunnerName, record: CascadeRecord) -> None:
+    """Write the record of a cascade into the bundle.  Errors: OutputError when it cannot be written."""
+    data = {"format": _FORMAT, **asdict(record), "curve": record.curve}
+    (bundle.path / GRAPHS).mkdir(exist_ok=True)
+    with new_file(bundle.path / cascade_file(first), force=True) as file:
+        file.write((json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
