@@ -25,6 +25,8 @@ runs with our kernels and without.
                  a batch; the other fields are those of the size that keeps fewest. An image that a set repeats counts
                  once. A result without this field was judged in batches of 16
     time         of each program, divided by the float32 straight export's in OpenVINO, in the same rounds
+    deferred     of a cascade (`CASCADES`): the share of the images that float32 computes again
+    on_images    times on the judged images, as that of a cascade depends on them: mean and 99th percentile of a batch
 
 The parts write separate results: ``--part prepare`` quantises, into ``--work`` (a network of 22 million weights takes
 about half an hour on two cores); ``--part judge`` computes the logits; ``--part speed`` needs a quiet machine. What
@@ -42,7 +44,9 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,18 +65,25 @@ from benchmarks.shared.places import BENCHMARKS, ROOT, why_failed
 from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.tables_int8 import int8_plot
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.cascades import KEEP_DECISIONS, read_cascade, write_cascade
+from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.reading import IMAGES_METADATA_KEY, MODEL_METADATA_KEY
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.cascades import write_cascades
 from gmmvit_deploy.images.data.images import evenly_spaced
 from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.inference.cascade import DEFERRED
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.intervals import score_interval, share_interval
-from gmmvit_deploy.measure.statistics import ratio
+from gmmvit_deploy.measure.statistics import ENOUGH, nearest_rank, ratio
+from gmmvit_deploy.measure.turns import settle
 from gmmvit_deploy.models.families import spec_to_json
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
+from gmmvit_deploy.runtimes.runners.cascade import CascadeRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.tolerances import signal_to_noise_db
 
@@ -97,6 +108,21 @@ PEERS = {
 """Recipe of `shared/int8_peers.py` → suffix of the file that it writes."""
 OURS = {"static": ["--calibration"], "dynamic": [], "mixed": ["--keep-decisions", "0.98", "--calibration"]}
 """Our kind of int8 → options of ``gmmvit convert``; the calibration images follow ``--calibration``."""
+
+CASCADES = {"cascade 99.8 %": 0.998, "cascade 99.98 %": 0.9998}
+"""Cascade of our static int8 and float32 in OpenVINO with our kernels → the share of the decisions that it targets."""
+_OURS_ON_IMAGES = (
+    "ours fp32 openvino+kernels",
+    "ours bf16 openvino+kernels",
+    "ours static openvino+kernels",
+    *CASCADES,
+)
+_GROUPS = 12
+"""The rounds of ``on_images``: each is a part of the judged images."""
+SMALL_SETS = {"calibration": 160, "judged": 16, "shifted": 16}
+"""The images of a set with ``--check``: a quarter of the first sets no range, and chooses thresholds."""
+STATIC = RunnerName.parse("openvino+kernels:int8-static")
+_TIMED_BATCHES = {1: 672, 16: 48}
 
 
 class Network:
@@ -168,6 +194,19 @@ class Network:
             self._make(recipe, output, [peers[recipe], script, recipe, straight, calibration, output])
         for kind, options in OURS.items():
             self._convert(kind, [*options, self.required("calibration")] if options else [])
+        if "static" not in self.missing:
+            static = self.bundle("static")
+            with open_runner(STATIC, static) as fast, open_runner("openvino+kernels", static) as exact:
+                source = str(self.required("calibration"))
+                why_not = write_cascades(static, {STATIC: fast}, exact, source, keep_decisions=KEEP_DECISIONS)
+            if why_not:
+                raise InputError(f"{self.checkpoint}: no cascade: {why_not[STATIC]}")
+
+    def cascade(self, keep_decisions: float) -> CascadeRunner:
+        static = self.bundle("static")
+        record = read_cascade(static, STATIC, open_variant(static, "int8", "static").sha256)
+        write_cascade(static, STATIC, record.with_target(keep_decisions))
+        return CascadeRunner(*(open_runner(stage, static) for stage in replace(STATIC, cascade=True).stages))
 
     def _convert(self, kind: str, options: list[Any]) -> None:
         output = self.folder / kind
@@ -198,6 +237,7 @@ class Network:
             REFERENCE: partial(straight_openvino, self.folder / "straight.onnx", "fp32"),
             "straight onnxruntime": partial(_in_onnxruntime, self.folder / "straight.onnx"),
             "ours fp32 openvino+kernels": partial(_ours, self.bundle(), "openvino+kernels", "fp32"),
+            "ours bf16 openvino+kernels": partial(_ours, self.bundle(), "openvino+kernels", "bf16"),
         }
         for recipe, suffix in PEERS.items():
             path = self.folder / f"{recipe}{suffix}"
@@ -207,6 +247,8 @@ class Network:
         for kind in OURS:
             for runner in ("openvino", "openvino+kernels"):
                 loads[f"ours {kind} {runner}"] = partial(_of_kind, self, kind, runner)
+        for name, target in CASCADES.items():
+            loads[name] = partial(_cascade, self, target)
         missing = {
             name: reason for name in loads for made, reason in self.missing.items() if made in name.split(" ")[:2]
         }
@@ -235,6 +277,16 @@ def _ours(bundle: Bundle, runner: str, precision: Any) -> Program:
 
 def _of_kind(network: Network, kind: str, runner: str) -> Program:
     return _ours(network.bundle(kind), runner, "int8")
+
+
+def _cascade(network: Network, keep_decisions: float) -> Program:
+    return network.cascade(keep_decisions).run
+
+
+def deferred_of(network: Network, name: str, images: np.ndarray, batch: int) -> float:
+    """Return the share of uint8 images that a cascade computes again."""
+    with network.cascade(CASCADES[name]) as runner:
+        return float(runner.rows_all(runner.bundle.inputs_from_pixels(images), batch=batch)[DEFERRED].mean())
 
 
 def logits_of(program: Program, images: np.ndarray, bundle: Bundle, batch: int) -> np.ndarray:
@@ -287,6 +339,8 @@ def judged(network: Network, most: int | None) -> dict[str, Any]:
             worst = min(each, key=lambda batch: each[batch]["kept"])
             answers[name][kind] = at[worst]
             rows[name][kind] = {**each[worst], "batches": {batch: row["kept"] for batch, row in each.items()}}
+            if name in CASCADES:
+                rows[name][kind]["deferred"] = deferred_of(network, name, images, max(BATCHES))
         print(
             name, {kind: (round(row["kept"], 4), round(row["db"], 1)) for kind, row in rows[name].items()}, flush=True
         )
@@ -301,7 +355,7 @@ def judged(network: Network, most: int | None) -> dict[str, Any]:
 def timed(network: Network, rounds: int) -> dict[str, Any]:
     """Return batch → program → its time, and the ratio of its time to that of the float32 straight export."""
     loads, _ = network.programs()
-    programs = {name: [load() for _ in range(_COPIES)] for name, load in loads.items()}
+    programs = {name: [load() for _ in range(_COPIES)] for name, load in loads.items() if name not in CASCADES}
     shape = network.bundle().input_shape
     batches: dict[str, Any] = {}
     for batch, factor in BATCHES.items():
@@ -310,7 +364,42 @@ def timed(network: Network, rounds: int) -> dict[str, Any]:
             name: {"ms": float(np.median(times)), "time": ratio(times, ms[REFERENCE])} for name, times in ms.items()
         }
         print(batch, {name: round(row["time"].value, 2) for name, row in batches[str(batch)].items()}, flush=True)
-    return {"batches": batches}
+    return {"batches": batches, "on_images": timed_on_images(network)}
+
+
+def timed_on_images(network: Network) -> dict[str, Any]:
+    """Return batch → program → its times on judged images, and the ratio of its time to the straight export's."""
+    loads, _ = network.programs()
+    programs = {name: loads[name]() for name in (REFERENCE, *_OURS_ON_IMAGES) if name in loads}
+    bundle, (images, _labels) = network.bundle(), network.images("judged")
+    results: dict[str, Any] = {}
+    for batch, count in _TIMED_BATCHES.items():
+        chosen = bundle.inputs_from_pixels(images[evenly_spaced(len(images), min(batch * count, len(images)))])
+        batches = [chosen[start : start + batch] for start in range(0, len(chosen) - batch + 1, batch)]
+        seconds: dict[str, list[float]] = {name: [] for name in programs}
+        rounds: dict[str, list[float]] = {name: [] for name in programs}
+        for part in np.array_split(range(len(batches)), _GROUPS):
+            for name, program in programs.items():
+                settle(partial(program, batches[part[0]]))
+                of_part = [seconds_of(partial(program, batches[index])) for index in part]
+                seconds[name] += of_part
+                rounds[name].append(sum(of_part))
+        results[str(batch)] = {
+            name: {
+                "mean_ms": 1e3 * float(np.mean(times)),
+                "p99_ms": 1e3 * nearest_rank(times, 0.99) if len(times) >= ENOUGH[0.99] else None,
+                "time": ratio(rounds[name], rounds[REFERENCE]),
+            }
+            for name, times in seconds.items()
+        }
+        print(batch, {name: round(row["time"].value, 2) for name, row in results[str(batch)].items()}, flush=True)
+    return results
+
+
+def seconds_of(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 def small_network(folder: Path) -> Path:
@@ -325,9 +414,9 @@ def small_network(folder: Path) -> Path:
     }
     checkpoint = folder / "small.pth"
     torch.save(content, checkpoint)
-    for name in ("calibration", "judged", "shifted"):
-        images = random.integers(0, 256, (16, 32, 32, 3), dtype=np.uint8)
-        np.savez(folder / f"{name}.npz", images=images, labels=np.arange(16) % 10)
+    for name in SMALL_SETS:
+        images = random.integers(0, 256, (SMALL_SETS[name], 32, 32, 3), dtype=np.uint8)
+        np.savez(folder / f"{name}.npz", images=images, labels=np.arange(len(images)) % 10)
     return checkpoint
 
 

@@ -74,7 +74,33 @@ def _tables(run: dict[str, Any], speed: dict[str, Any]) -> str:
         (name, *(f"{interval(speed['batches'][batch][name]['time'])}{cross_of(speed, batch)}" for batch in _BATCHES))
         for name in speed["batches"][_BATCHES[0]]
     ]
-    return "\n\n".join([tables, table(("program", *(f"time / float32, batch {n}" for n in _BATCHES)), times)])
+    tables = "\n\n".join([tables, table(("program", *(f"time / float32, batch {n}" for n in _BATCHES)), times)])
+    on_images = speed.get("on_images")
+    if not on_images:
+        return tables
+    rows = [
+        (
+            name,
+            ", ".join(
+                f"{kind} {row['deferred']:.1%}"
+                for kind, row in run["programs"].get(name, {}).items()
+                if "deferred" in row
+            ),
+            *(_on_images(on_images[batch][name]) for batch in _BATCHES),
+        )
+        for name in on_images[_BATCHES[0]]
+    ]
+    return "\n\n".join(
+        [
+            tables,
+            table(("program", "computed again", *(f"time / float32 on images, batch {n}" for n in _BATCHES)), rows),
+        ]
+    )
+
+
+def _on_images(row: dict[str, Any]) -> str:
+    p99 = "" if row["p99_ms"] is None else f", 99 % within {row['p99_ms']:.1f} ms"
+    return f"{interval(row['time'])}; mean {row['mean_ms']:.1f} ms{p99}"
 
 
 def _top1(row: dict[str, Any]) -> str:

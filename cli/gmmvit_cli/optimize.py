@@ -106,7 +106,7 @@ def optimize(
 
 
 def _print(choice: Choice, bundle: Path) -> None:
-    from gmmvit_deploy.optimize.table import could_pass, head_of, left_out_rows, passed_rows, reasons_of
+    from gmmvit_deploy.optimize.table import cascades_of, could_pass, head_of, left_out_rows, passed_rows, reasons_of
 
     title = f"{bundle}: {choice.goal} at batch {choice.batch} on {choice.machine}"
     print_table(head_of(choice), passed_rows(choice), title=title)
@@ -114,6 +114,8 @@ def _print(choice: Choice, bundle: Path) -> None:
         print_table((*head_of(choice)[:2], "left out because"), rows)
     if reasons := reasons_of(choice):
         print_table(("not tried", "because"), reasons)
+    for sentence in cascades_of(choice):
+        typer.echo(sentence)
     typer.echo(f"judged on {choice.images}")
     if more := could_pass(choice, bundle):
         typer.echo(more)

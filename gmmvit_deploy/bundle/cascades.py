@@ -169,7 +169,8 @@ def read_cascade(bundle: Bundle, first: RunnerName, graph_sha256: str) -> Cascad
         del data["curve"]
         if differing := sorted({field.name for field in fields(CascadeRecord)} ^ set(data)):
             raise ValueError(f"differing fields: {', '.join(differing)}")
-        record = CascadeRecord(**{name: tuple(v) if isinstance(v, list) else v for name, v in data.items()})
+        lists = {name: tuple(values) for name, values in data.items() if isinstance(values, list)}
+        record = CascadeRecord(**{**data, **lists})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise BundleError(f"{path}: expected the JSON record of a cascade: {exc}", hint=hint) from exc
     if (record.bundle_sha256, record.graph_sha256) != (bundle.sha256, graph_sha256):

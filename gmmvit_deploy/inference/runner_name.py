@@ -53,8 +53,9 @@ class RunnerName:
         name, colon, stated = text.strip().partition(":")
         kernels = name.endswith(KERNELS_SUFFIX)
         cascade = stated.endswith(CASCADE_SUFFIX)
-        parts: list[Any] = stated.removesuffix(CASCADE_SUFFIX).split("-", 1) if colon else [precision]
-        return cls(name.removesuffix(KERNELS_SUFFIX), parts[0], kernels, *parts[1:], cascade=cascade)
+        stated, _, form = stated.removesuffix(CASCADE_SUFFIX).partition("-")
+        parts: list[Any] = [stated if colon else precision, kernels, form, cascade]
+        return cls(name.removesuffix(KERNELS_SUFFIX), *parts)
 
     def __str__(self) -> str:
         if self.precision == "fp32":

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.cascades import CascadeRecord, read_cascade
 from gmmvit_deploy.bundle.choices import Candidate, Choice
+from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.intervals import Measured
-from gmmvit_deploy.optimize.table import could_pass, head_of, left_out_rows, passed_rows, reasons_of
+from gmmvit_deploy.optimize.table import cascades_of, could_pass, head_of, left_out_rows, passed_rows, reasons_of
 from gmmvit_deploy.reports.pages import Summary, figure, rendered, written_page
 from gmmvit_deploy.reports.plotting import SERIES, figure_and_axes, svg
 
@@ -28,6 +31,13 @@ def page_of(choice: Choice, bundle: Bundle) -> str:
             f"{choice.gate.kind if choice.gate else ''} with each end a one-sided 95 % bound."
         )
         plots.append(figure(_plot(timed, choice), "Speed and accuracy", what))
+    if curves := _curves(choice, bundle):
+        what = (
+            "For each cascade, on the images that chose its threshold: the share of the decisions that are kept if so "
+            "many images are computed again. Dashed: what the images prove (a one-sided 95 % bound). The mark is the "
+            "threshold."
+        )
+        plots.append(figure(_plot_of_curves(curves), "Images that float32 computes again", what))
     return rendered(
         "optimize/page.html",
         title=f"Runners of {bundle.path.name}",
@@ -36,6 +46,7 @@ def page_of(choice: Choice, bundle: Bundle) -> str:
         passed=passed_rows(choice),
         left_out=left_out_rows(choice),
         not_tried=reasons_of(choice),
+        cascades=cascades_of(choice),
         plots=plots,
         scope=_scope(choice, bundle),
     )
@@ -82,6 +93,31 @@ def _plot(timed: list[tuple[Candidate, Measured]], choice: Choice) -> str:
         for one, speed in timed
     )
     return svg(figure_, f"Rows of candidates: the speed, relative to {choice.base}, and the {kind}. {words}.")
+
+
+def _curves(choice: Choice, bundle: Bundle) -> dict[str, CascadeRecord]:
+    """Return the records of the cascades that were timed; one that was written anew since is left out."""
+    records = {}
+    for one in choice.candidates:
+        if one.on_images is not None:
+            with suppress(BundleError):
+                records[str(one.runner)] = read_cascade(bundle, one.runner, one.graph_sha256)
+    return records
+
+
+def _plot_of_curves(curves: dict[str, CascadeRecord]) -> str:
+    figure_, axes = figure_and_axes(height=3.0)
+    words = []
+    for color, (name, record) in zip(SERIES, curves.items(), strict=False):
+        curve, chosen = record.curve, record.chosen
+        shares = [100 * point["deferred"] for point in curve]
+        axes.plot(shares, [100 * point["kept"] for point in curve], color=color, label=name)
+        axes.plot(shares, [100 * point["kept_low"] for point in curve], color=color, linestyle="--")
+        axes.plot([100 * chosen.deferred], [100 * chosen.kept], "o", color=color)
+        words.append(f"{name}: {chosen.kept:.2%} kept with {chosen.deferred:.1%} computed again")
+    axes.set(xlabel="computed again, %", ylabel="decisions kept, %")
+    axes.legend(frameon=False)
+    return svg(figure_, f"Lines: share computed again and share of decisions kept. {'; '.join(words)}.")
 
 
 def _bars(axes: Any, rows: list[tuple[int, Measured]], **style: Any) -> None:

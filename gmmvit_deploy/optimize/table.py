@@ -41,6 +41,19 @@ def reasons_of(choice: Choice) -> list[tuple[str, str]]:
     return [(", ".join(names), reason) for reason, names in shared.items()]
 
 
+def cascades_of(choice: Choice) -> list[str]:
+    """Return a sentence about each cascade that was timed."""
+    sentences = []
+    for one in choice.candidates:
+        if (on := one.on_images) is not None:
+            p99 = "" if on.p99 is None else f", 99 % within {on.p99 * 1e3:.1f} ms"
+            sentences.append(
+                f"{one.runner}: float32 computed {on.deferred:.1%} of the images again; a batch takes "
+                f"{on.mean * 1e3:.1f} ms on average, half within {on.p50 * 1e3:.1f} ms{p99}"
+            )
+    return sentences
+
+
 def could_pass(choice: Choice, bundle: Path) -> str:
     """Return which faster candidates only lack images, with the command that judges them on enough, or ""."""
     gate, images = choice.gate, choice.images

@@ -71,7 +71,7 @@ class DeferralCheck(RunnerCheck):
                 f"{low} of {answered.sum()} images that the first program answered have a margin below the threshold "
                 f"{record.threshold:.4g}, the smallest {own[answered].min():.4g}: another threshold or measure decides"
             )
-        off = np.abs(own - expected)[answered].max(initial=0.0) if answered.any() else np.inf
+        off = np.abs(own - expected)[answered].max() if answered.any() else self._limit
         too_high = deferred & (expected > record.threshold + _MAX_OFF * off)
         if too_high.any():
             problems.append(
@@ -81,12 +81,17 @@ class DeferralCheck(RunnerCheck):
             )
         return problems
 
+    @property
+    def _limit(self) -> float:
+        """How far margins may be apart: two logits, each by the limit of the numeric check."""
+        return 2 * self.tested.check(NumericCheck).widest_limit.largest
+
     def _golden_problems(self, record: CascadeRecord) -> list[str]:
         golden = self.run.kept["golden"]
         logits = self.graph.logits(golden.batch.inputs) if self.graph is not None else golden.exact
         margins = decision_margins(logits, self._thresholds)
-        recorded, limit = np.array(record.golden_margins), 2 * self.tested.check(NumericCheck).widest_limit.largest
-        if recorded.shape == margins.shape and np.abs(recorded - margins).max() <= limit:
+        recorded = np.array(record.golden_margins)
+        if recorded.shape == margins.shape and np.abs(recorded - margins).max() <= self._limit:
             return []
         return [
             "the recorded margins of the reference inputs are not those of this network: the threshold was chosen for "

@@ -63,7 +63,9 @@ class TritonPythonModel:
             float(parameters["deferral_threshold"]),
             np.array(label_set.threshold_logits, np.float32) if multi else None,
         ).answers
-        self.counters = [_counter(name, words, args["model_name"]) for name, words in _COUNTERS]
+        # Triton's metrics need their families as long as they live.
+        self.families = [_family(name, words) for name, words in _COUNTERS]
+        self.counters = [family.Metric(labels={"model": args["model_name"]}) for family in self.families]
 
     def execute(self, requests: list[Any]) -> list[Any]:
         batches = [pb_utils.get_input_tensor_by_name(request, self.input).as_numpy() for request in requests]
@@ -104,9 +106,8 @@ class TritonPythonModel:
             start = end
 
 
-def _counter(name: str, meaning: str, model: str) -> Any:
-    family = pb_utils.MetricFamily(name=name, description=meaning, kind=pb_utils.MetricFamily.COUNTER)
-    return family.Metric(labels={"model": model})
+def _family(name: str, meaning: str) -> Any:
+    return pb_utils.MetricFamily(name=name, description=meaning, kind=pb_utils.MetricFamily.COUNTER)
 
 
 def _onnxruntime(graph: str, threads: int, chunk: int) -> Any:
