@@ -10,6 +10,7 @@ from gmmvit_deploy.reports.plotting import figure_and_axes, line_style, svg
 
 SETS = ("judged", "shifted", "aside")
 _BATCHES = ("1", "16")
+_JUDGED_WITHOUT_A_BATCH = "16"
 _PLOTTED = "judged"
 
 
@@ -21,9 +22,9 @@ def int8_page(runs: Mapping[str, dict[str, Any]]) -> str:
         "`python benchmarks/int8_real.py` measures how many decisions of the float32 network each int8 keeps, and how "
         "long it takes compared with float32; its first lines define the columns. *judged*: images like the "
         "calibration images. *shifted*: the same with blur, contrast, noise or other colours. *aside*: crops of "
-        "photographs that calibrated nothing. Decisions kept without a batch were judged in batches of 16, none alone. "
-        "Intervals: each end is a one-sided 95 % bound for kept decisions and "
-        "top-1, and 95 % for times.",
+        "photographs that calibrated nothing. Decisions kept without a batch were judged in batches of 16; times are "
+        "those of batches that were judged. Intervals: each end is a one-sided 95 % bound for kept decisions and top-1, "
+        "and 95 % for times.",
     ]
     for name, run in runs.items():
         if "programs" not in run:
@@ -70,11 +71,12 @@ def _tables(run: dict[str, Any], speed: dict[str, Any]) -> str:
     tables = table(head, answers)
     if not speed:
         return tables
+    batches = _judged_batches(run)
     times = [
-        (name, *(f"{interval(speed['batches'][batch][name]['time'])}{cross_of(speed, batch)}" for batch in _BATCHES))
-        for name in speed["batches"][_BATCHES[0]]
+        (name, *(f"{interval(speed['batches'][batch][name]['time'])}{cross_of(speed, batch)}" for batch in batches))
+        for name in speed["batches"][_JUDGED_WITHOUT_A_BATCH]
     ]
-    tables = "\n\n".join([tables, table(("program", *(f"time / float32, batch {n}" for n in _BATCHES)), times)])
+    tables = "\n\n".join([tables, table(("program", *(f"time / float32, batch {n}" for n in batches)), times)])
     on_images = speed.get("on_images")
     if not on_images:
         return tables
@@ -101,6 +103,12 @@ def _tables(run: dict[str, Any], speed: dict[str, Any]) -> str:
 def _on_images(row: dict[str, Any]) -> str:
     p99 = "" if row["p99_ms"] is None else f", 99 % within {row['p99_ms']:.1f} ms"
     return f"{interval(row['time'])}; mean {row['mean_ms']:.1f} ms{p99}"
+
+
+def _judged_batches(run: dict[str, Any]) -> list[str]:
+    """Return the batches in which the decisions were judged: a result without them was judged in batches of 16."""
+    sets = [row for of_program in run["programs"].values() for row in of_program.values()]
+    return list(_BATCHES) if all("batches" in row for row in sets) else [_JUDGED_WITHOUT_A_BATCH]
 
 
 def _top1(row: dict[str, Any]) -> str:
