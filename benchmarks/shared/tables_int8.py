@@ -23,8 +23,8 @@ def int8_page(runs: Mapping[str, dict[str, Any]]) -> str:
         "long it takes compared with float32; its first lines define the columns. *judged*: images like the "
         "calibration images. *shifted*: the same with blur, contrast, noise or other colours. *aside*: crops of "
         "photographs that calibrated nothing. Decisions kept without a batch were judged in batches of 16; times are "
-        "those of batches that were judged. Intervals: each end is a one-sided 95 % bound for kept decisions and top-1, "
-        "and 95 % for times.",
+        "those of batches that were judged. Intervals: each end is a one-sided 95 % bound for kept decisions and "
+        "top-1, and 95 % for times.",
     ]
     for name, run in runs.items():
         if "programs" not in run:

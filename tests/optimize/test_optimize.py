@@ -192,6 +192,12 @@ def test_with_calibration_every_form_is_tried_and_kept(bundle: Bundle, labelled:
     assert {"static", "dynamic"} <= forms
     assert best.graph_sha256 == open_variant(copy, "int8", best.runner.form).sha256
     assert forms <= set(forms_in(copy, "int8"))
+    cascades = [each for each in choice.candidates if each.runner.cascade]
+    assert {"openvino:int8-dynamic+fp32", "onnxruntime:int8-static+fp32"} <= {str(each.runner) for each in cascades}
+    assert all(each.on_images or each.reason for each in cascades)
+    few = of(choice, "onnxruntime:int8-static+fp32").reason
+    assert "16 images of" in few
+    assert "set no range, and a threshold needs 32" in few
 
 
 def test_images_that_calibrate_do_not_judge(bundle: Bundle, labelled: Path) -> None:
