@@ -62,7 +62,8 @@ class Panel:
                 typer.echo(listing())
                 raise typer.Exit
             # In place of a refused value, so that the command's own checks name no other error.
-            fitting = names[0] if names else default if isinstance(default, int | float) else None
+            otherwise = value if must_exist else default if isinstance(default, int | float) else None
+            fitting = names[0] if names else otherwise
             with refusals_of(context).collected():
                 fitting = parse(param, value)
             return fitting  # noqa: RET504  # an error leaves out the assignment

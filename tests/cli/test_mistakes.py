@@ -91,6 +91,30 @@ OWN_CLASS = "export w.pth -o new --model n.py:Net"
             "parity nowhere --data folder:no --report w.html --expect-accuracy 93 --gate 2 --runner none --engine no",
             ["w.html", "no: no such", "nowhere", "- --expect-accuracy: ", "- --gate: ", "'none'", "--engine no"],
         ),
+        (
+            "convert nowhere --precision fp64 --calibration no --snr-db -1 --accuracy 2",
+            ["'fp64' is not", "pattern", "- --snr-db: expected", "- --accuracy: expected", "nowhere"],
+        ),
+        (
+            "build nowhere --precision fp64 --batch 2:1:1 --flavor none",
+            ["'fp64' is not", "MIN", "--flavor: ", "nowhere"],
+        ),
+        (
+            "serve nowhere --classify-port 8 --host 0.0.0.0 --keys no --gateway --runner none",
+            ["--keys no", "'none'", "--host and", "--classify-port and", "nowhere"],
+        ),
+        (
+            "serve nowhere --keys w.pth --max-body 2000 --host 0.0.0.0",
+            ["--keys needs", "--max-body needs", "without a key", "nowhere"],
+        ),
+        (
+            "classify no.png --features w.pth --bundle nowhere --url x --runner none",
+            ["'none'", "w.pth exists", "nowhere", "npz", "no.png", "--bundle (classify"],
+        ),
+        (
+            "classify a --from b --to c --shards 2/1 --bundle nowhere --features f.npz",
+            ["IMAGE does not", "--features does not", "--shards 2/1", "nowhere: "],
+        ),
         ("bench --data folder:no --rounds 1 --runner none", ["no: no such", "rounds", "'none'", "expected a bundle"]),
         ("export nowhere -o new --mean 1", ["nowhere: expected a PyTorch checkpoint", "--mean requires --std"]),
         (OWN_CLASS, ["the size and the channels", "the mean and the std and the resize rule"]),
