@@ -117,7 +117,11 @@ OWN_CLASS = "export w.pth -o new --model n.py:Net"
         ),
         ("bench --data folder:no --rounds 1 --runner none", ["no: no such", "rounds", "'none'", "expected a bundle"]),
         ("export nowhere -o new --mean 1", ["nowhere: expected a PyTorch checkpoint", "--mean requires --std"]),
-        (OWN_CLASS, ["the size and the channels", "the mean and the std and the resize rule"]),
+        (
+            f"{OWN_CLASS} --set heads=2 --resize-to 64",
+            ["n.py: no such", "--resize-to does", "--set heads does", "size", "mean"],
+        ),
+        (OWN_CLASS, ["n.py: no such", "the size and the channels", "the mean and the std and the resize rule"]),
         (f"{OWN_CLASS} --labels no.txt --thresholds no.txt", ["--labels no.txt", "--thresholds no.txt"]),
         (f"{OWN_CLASS} --mean 127 --std 60 --precision fp8", ["0.498039", "fp8 needs calibration images"]),
         (
