@@ -9,7 +9,6 @@ from gmmvit_cli.options import AS_JSON
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, Panel, completion, listed, output_option, refusals_of
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.inference.precision import PRECISIONS, Precision
 from gmmvit_deploy.precision_names import precision_from
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
@@ -123,12 +122,11 @@ def build(
     command prints the report and stores it as card.json in the folder of the engine.
     """
     refusals = refusals_of(context)
-    with refusals.collected():
-        if source.suffix == ".onnx" and out is None:
-            raise InputError(
-                "--output, the folder to write the engine to, is required for an ONNX file",
-                hint=f"type gmmvit build {source} -o ENGINE",
-            )
+    refusals.refuse(
+        source.suffix == ".onnx" and out is None,
+        "--output, the folder to write the engine to, is required for an ONNX file",
+        hint=f"type gmmvit build {source} -o ENGINE",
+    )
     with progress("build") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.bundle.variants import open_variant

@@ -12,7 +12,6 @@ from gmmvit_cli.options import AS_JSON, CA, KEY_FILE, MODEL_NAME, URL_VARIABLE, 
 from gmmvit_cli.output import note, print_error, print_json
 from gmmvit_cli.panels import INPUT, MODEL, OUTPUT, TARGET, Panel, completion, listed, refusals_of
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.arguments import Refusals
 from gmmvit_deploy.counts import counted
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.runtimes.runners.names import IN_PROCESS
@@ -143,10 +142,8 @@ def classify(
         without: dict[str, object] = {"IMAGE": images, "--url": url, "--key-file": key_file, "--ca": ca}
         without |= {"--features": features, "--force": force}
         for option, value in without.items():
-            with refusals.collected():
-                if value:
-                    hint = f"leave {option} out, or name the images without --from"
-                    raise InputError(f"{option} does not go with --from", hint=hint)
+            hint = f"leave {option} out, or name the images without --from"
+            refusals.refuse(value, f"{option} does not go with --from", hint=hint)
         with refusals.collected():
             part = None if shards is None else part_from(shards)
         refusals.raise_all()
@@ -186,7 +183,21 @@ def classify(
 
     with refusals.collected():
         opened = None if bundle is None else open_bundle(bundle)
-    _refuse_unfitting(refusals, bundle, url, features, runner)
+    refusals.refuse(
+        bundle is not None and url is not None,
+        "--bundle (classify locally) and --url (ask a server) exclude each other",
+        hint="type --bundle or --url, not both",
+    )
+    refusals.refuse(
+        bundle is None and runner is not None,
+        "--runner needs --bundle; a running server keeps the runner that it was started with",
+        hint=f"type gmmvit serve BUNDLE --runner {runner} to start a server with this runner",
+    )
+    refusals.refuse(
+        features is not None and features.suffix != ".npz",
+        f"--features {features}: expected the name of an .npz file",
+        hint="type --features FILE.npz",
+    )
     left_out = LeftOut()
     with refusals.collected():
         if not images:
@@ -302,24 +313,3 @@ def _files_of(arguments: list[str], left_out: LeftOut) -> tuple[list[Path], dict
             hint="type the paths of image files or of folders with images, or patterns in quotes",
         )
     return list(dict.fromkeys(files)), missing
-
-
-def _refuse_unfitting(
-    refusals: Refusals, bundle: Path | None, url: str | None, features: Path | None, runner: str | None
-) -> None:
-    with refusals.collected():
-        if bundle is not None and url is not None:
-            raise InputError(
-                "--bundle (classify locally) and --url (ask a server) exclude each other",
-                hint="type --bundle or --url, not both",
-            )
-        if bundle is None and runner is not None:
-            raise InputError(
-                "--runner needs --bundle; a running server keeps the runner that it was started with",
-                hint=f"type gmmvit serve BUNDLE --runner {runner} to start a server with this runner",
-            )
-    with refusals.collected():
-        if features is not None and features.suffix != ".npz":
-            raise InputError(
-                f"--features {features}: expected the name of an .npz file", hint="type --features FILE.npz"
-            )

@@ -13,7 +13,6 @@ from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, completion, listed, refu
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.counts import counted
-from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.inference.precision import PRECISIONS, Precision
 from gmmvit_deploy.precision_names import precisions_from
 
@@ -72,12 +71,10 @@ def convert(
         require_calibration(precisions, calibration)
     typed = {"--keep-decisions": keep_decisions, "--snr-db": snr_db, "--accuracy": accuracy}
     gates = [option for option, value in typed.items() if value is not None]
-    with refusals.collected():
-        if gates and (calibration is None or "int8" not in (precisions or ("int8",))):
-            raise InputError(
-                f"{gates[0]} is for int8 with calibration images",
-                hint=f"type --precision int8 --calibration DATA, or leave {gates[0]} out",
-            )
+    fits = calibration is not None and "int8" in (precisions or ("int8",))
+    for option in () if fits else gates:
+        hint = f"type --precision int8 --calibration DATA, or leave {option} out"
+        refusals.refuse(True, f"{option} is for int8 with calibration images", hint=hint)
     with refusals.collected():
         gate = Gate(keep_decisions=keep_decisions, snr_db=snr_db, accuracy=accuracy) if gates else None
     with progress("convert") as on_progress:

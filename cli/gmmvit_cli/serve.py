@@ -26,7 +26,6 @@ from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import INPUT, OUTPUT, TARGET, refusals_of
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.arguments import Refusals
-from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.serving.gateway.options import GatewaySettings, require_insecure
 
 COLLECTS = True
@@ -108,9 +107,9 @@ def serve(
 
     refusals, served = refusals_of(context), None
     settings = _settings_from(context, refusals)
+    missing = path is None and state is None
+    refusals.refuse(missing, "expected a bundle or a repository to serve", hint="type gmmvit serve BUNDLE")
     with refusals.collected():
-        if path is None and state is None:
-            raise InputError("expected a bundle or a repository to serve", hint="type gmmvit serve BUNDLE")
         if path is not None:
             served = open_served(path, runner=runner, request_pixels=request_pixels)
     refusals.raise_all()
@@ -183,21 +182,15 @@ def _settings_from(context: typer.Context, refusals: Refusals) -> GatewaySetting
     given = context.params
     if not given["gateway"]:
         for name in typed(context, GATEWAY, "access_log"):
-            with refusals.collected():
-                if name != "--insecure":
-                    raise InputError(f"{name} needs --gateway", hint=f"add --gateway, or remove {name}")
+            hint = f"add --gateway, or remove {name}"
+            refusals.refuse(name != "--insecure", f"{name} needs --gateway", hint=hint)
         with refusals.collected():
             require_insecure(given["host"], insecure=given["insecure"])
         return None
-    with refusals.collected():
-        if given["host"] != LOOPBACK:
-            hint = f"type --listen {given['host']} in place of --host"
-            raise InputError("--host and --gateway exclude each other", hint=hint)
-    with refusals.collected():
-        if given["classify_port"] is not None:
-            hint = "remove --classify-port: /classify is then on the port of --http-port"
-            raise InputError("--classify-port and --gateway exclude each other", hint=hint)
-    settings = None
+    settings, other = None, f"type --listen {given['host']} in place of --host"
+    refusals.refuse(given["host"] != LOOPBACK, "--host and --gateway exclude each other", hint=other)
+    other = "remove --classify-port: /classify is then on the port of --http-port"
+    refusals.refuse(given["classify_port"] is not None, "--classify-port and --gateway exclude each other", hint=other)
     with refusals.collected():
         settings = gateway_settings(given)
     return settings  # noqa: RET504  # None after an error

@@ -271,7 +271,7 @@ def _require_stated(missing: Sequence[str], usual: Mapping[str, str]) -> None:
     methods = f". METHOD: {', '.join(RESIZE_RULES)}" if "resize" in missing else ""
     line = " ".join(usual[name] for name in missing if name in usual)
     raise InputError(
-        "--input pixels needs the mean and the std of training, and the resize rule of evaluation, because "
+        "an input of pixels needs the mean and the std of training, and the resize rule of evaluation, because "
         "the server prepares the images; the checkpoint does not state the "
         f"{' and the '.join('resize rule' if name == 'resize' else name for name in missing)}",
         hint=(f"if training and evaluation had timm's values for this name, add {line}; otherwise " if line else "")

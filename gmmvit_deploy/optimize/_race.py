@@ -180,6 +180,7 @@ class Race:
             judged=judgement.judged,
             kept=judgement.kept,
             images_to_settle=judgement.images_to_settle,
+            lacks_images=judgement.lacks_images,
             speed=self._speed(program),
             seconds=float(np.median(seconds)) if (seconds := self._rounds(program).get(program)) else None,
         )

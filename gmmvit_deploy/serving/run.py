@@ -11,7 +11,6 @@ from types import FrameType
 
 from gmmvit_deploy.arguments import Refusals
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
-from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.serving.gateway.options import GatewaySettings, require_insecure
@@ -35,18 +34,16 @@ def open_served(path: Path, *, runner: str | None = None, request_pixels: int | 
         return open_bundle(path)
     read_models(path)
     refusals = Refusals()
-    with refusals.collected():
-        if request_pixels is not None:
-            raise InputError(
-                f"{path}: --request-pixels needs a bundle, got a repository, which already states the maximum",
-                hint="remove --request-pixels, or type gmmvit repository BUNDLE --request-pixels N",
-            )
-    with refusals.collected():
-        if runner is not None:
-            raise InputError(
-                f"{path}: --runner needs a bundle, got a repository, which already states its runner",
-                hint=f"remove --runner, or type gmmvit repository BUNDLE --runner {runner} for a new repository",
-            )
+    refusals.refuse(
+        request_pixels is not None,
+        f"{path}: --request-pixels needs a bundle, got a repository, which already states the maximum",
+        hint="remove --request-pixels, or type gmmvit repository BUNDLE --request-pixels N",
+    )
+    refusals.refuse(
+        runner is not None,
+        f"{path}: --runner needs a bundle, got a repository, which already states its runner",
+        hint=f"remove --runner, or type gmmvit repository BUNDLE --runner {runner} for a new repository",
+    )
     refusals.raise_all()
     return path
 

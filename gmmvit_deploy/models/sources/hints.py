@@ -247,16 +247,14 @@ def require_own_class(hints: LoadHints, path: str, name: str) -> None:
     path, name: of the class.  Errors: InputError.
     """
     refusals = Refusals()
-    with refusals.collected():
-        if not Path(path).is_file():
-            raise InputError(f"--model {path}: no such file", hint="type --model with the path of a Python file")
+    hint = "type --model with the path of a Python file"
+    refusals.refuse(not Path(path).is_file(), f"--model {path}: no such file", hint=hint)
     stated = {"--preset": hints.preset, "--head": hints.head, "--resize-to": hints.resize_to}
     stated |= {f"--set {field}": getattr(hints, field) for field in SETTINGS if field not in ("channels", "weights")}
     for option, value in stated.items():
-        with refusals.collected():
-            if value is not None:
-                raise InputError(
-                    f"{option} does not apply to the class {name} of {path}, which determines the architecture",
-                    hint=f"leave {option} out; type --model-args for the arguments of {name}",
-                )
+        refusals.refuse(
+            value is not None,
+            f"{option} does not apply to the class {name} of {path}, which determines the architecture",
+            hint=f"leave {option} out; type --model-args for the arguments of {name}",
+        )
     refusals.raise_all()
