@@ -72,9 +72,9 @@ def convert(
     typed = {"--keep-decisions": keep_decisions, "--snr-db": snr_db, "--accuracy": accuracy}
     gates = [option for option, value in typed.items() if value is not None]
     fits = calibration is not None and "int8" in (precisions or ("int8",))
-    for option in () if fits else gates:
+    for option in gates:
         hint = f"type --precision int8 --calibration DATA, or leave {option} out"
-        refusals.refuse(True, f"{option} is for int8 with calibration images", hint=hint)
+        refusals.refuse(not fits, f"{option} is for int8 with calibration images", hint=hint)
     with refusals.collected():
         gate = Gate(keep_decisions=keep_decisions, snr_db=snr_db, accuracy=accuracy) if gates else None
     with progress("convert") as on_progress:

@@ -99,9 +99,9 @@ def serve(
     as_json: bool = AS_JSON,
 ) -> None:
     """A bundle is the folder that the command 'gmmvit export' writes. A Triton model repository is the folder that the
-    command 'gmmvit repository' writes. The command prints the
-    addresses of the server when all models are ready. It restarts a server that has died, on the same ports. On SIGTERM
-    and SIGINT, the server completes the requests in progress, and the command ends with status 0.
+    command 'gmmvit repository' writes. The command prints the addresses of the server when all models are ready. It
+    restarts a server that has died, on the same ports. On SIGTERM and SIGINT, the server completes the requests in
+    progress, and the command ends with status 0.
     """
     from gmmvit_deploy.serving.run import open_served, serve
 
@@ -187,10 +187,11 @@ def _settings_from(context: typer.Context, refusals: Refusals) -> GatewaySetting
         with refusals.collected():
             require_insecure(given["host"], insecure=given["insecure"])
         return None
-    settings, other = None, f"type --listen {given['host']} in place of --host"
-    refusals.refuse(given["host"] != LOOPBACK, "--host and --gateway exclude each other", hint=other)
-    other = "remove --classify-port: /classify is then on the port of --http-port"
-    refusals.refuse(given["classify_port"] is not None, "--classify-port and --gateway exclude each other", hint=other)
+    hint = f"type --listen {given['host']} in place of --host"
+    refusals.refuse(given["host"] != LOOPBACK, "--host and --gateway exclude each other", hint=hint)
+    hint = "remove --classify-port: /classify is then on the port of --http-port"
+    refusals.refuse(given["classify_port"] is not None, "--classify-port and --gateway exclude each other", hint=hint)
+    settings = None
     with refusals.collected():
         settings = gateway_settings(given)
     return settings  # noqa: RET504  # None after an error
