@@ -34,19 +34,8 @@ READABLE_HINT = "give a file that this user may read, on a disk that works"
 _COMMAND_OR_OPTION = re.compile(
     r"\b(?:gmmvit|hf|ray|curl|pip|python) [a-z-][^;]*|type (?=-)|--set (?=\w)|--[a-z-]+|(?<!\S)-o\b"
 )
-_ARGUMENTS = {
-    "type ": "give ",
-    "--set ": "",
-    "--force": "force=True",
-    "--for": "goal",
-    "--from": "source",
-    "--input": "input_kind",
-    "--expect-accuracy": "expected_accuracy",
-    "--output": "out",
-    "-o": "out",
-    "--precision": "precisions",
-    "--to": "folder",
-}
+_ARGUMENTS = {"type ": "give ", "--set ": "", "--force": "force=True", "--for": "goal", "--from": "source"}
+_ARGUMENTS |= {"-o": "out", "--output": "out", "--to": "folder", "--input": "input_kind", "--precision": "precisions"}
 """Option → argument of Python, where it is not the same word."""
 
 

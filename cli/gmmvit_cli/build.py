@@ -7,10 +7,9 @@ import typer
 
 from gmmvit_cli.options import AS_JSON
 from gmmvit_cli.output import note, print_json, print_table
-from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, Panel, completion, listed, output_option, refusals_of
+from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, Panel, listed, output_option, refusals_of
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.inference.precision import PRECISIONS, Precision
-from gmmvit_deploy.precision_names import precision_from
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 from gmmvit_deploy.runtimes.engines.options import (
     HARDWARE_COMPATIBILITIES,
@@ -46,8 +45,7 @@ def build(
         f"Precision of the engine: {listed(PRECISIONS)}. Except for fp32, first write the bundle's graph in this "
         "precision with gmmvit convert.",
         default="fp16",
-        autocompletion=completion(PRECISIONS),
-        parser=precision_from,
+        names=PRECISIONS,
     ),
     tf32: bool = PRECISION.flag(
         "--tf32/--no-tf32",
@@ -60,7 +58,7 @@ def build(
         default="auto",
         names=("auto", *FLAVORS),
     ),
-    batch: list[Profile] = _ENGINE.option(
+    batch: list[Profile] | None = _ENGINE.option(
         "MIN:OPT:MAX",
         "Batch sizes that the engine accepts (an optimisation profile): the smallest, the size to optimise for, "
         "and the largest, such as 1:8:64. A single number fixes the batch size. May be repeated.",
@@ -137,7 +135,7 @@ def build(
 
         with refusals.collected():
             options = BuildOptions(
-                precision=precision or "fp32",  # None: refused
+                precision=precision,
                 profiles=tuple(batch or ()),
                 capabilities=tuple(compute_capability),
                 optimization_level=optimization_level,

@@ -45,7 +45,7 @@ class Panel:
         name: str = "",
         names: Sequence[str] = (),
         must_exist: bool = False,
-        parser: Callable[[str], Any] = str,
+        parser: Callable[[Any], Any] = str,
         listing: Callable[[], str] | None = None,
         **more: Any,
     ) -> Any:
@@ -53,7 +53,8 @@ class Panel:
 
         names: the values that are allowed, which the shell completes; any other value is an InputError.
         must_exist: True for a path of an input; a missing file or folder is an InputError.
-        parser: text → the value, or InputError.  listing: returns what the value ``help`` prints.
+        parser: text, or the texts of an option that may be repeated → the value, or InputError.
+        listing: returns what the value ``help`` prints.
         `Command` raises the errors of all options at once; until then, a refused value is another that fits, or None.
         """
 

@@ -97,7 +97,7 @@ OWN_CLASS = "export w.pth -o new --model n.py:Net"
         ),
         (
             "build nowhere --precision fp64 --batch 2:1:1 --flavor none",
-            ["'fp64' is not", "MIN", "--flavor: ", "nowhere"],
+            ["--precision: ", "MIN", "--flavor: ", "nowhere"],
         ),
         (
             "serve nowhere --classify-port 8 --host 0.0.0.0 --keys no --gateway --runner none",
