@@ -283,6 +283,8 @@ def refuse_unstated(checkpoint: Path, hints: LoadHints, options: ExportOptions, 
     """Collect what is wrong or missing beside a class of the user's own, before the checkpoint is read."""
     if (own_class := own_class_of(hints.model)) is None:
         return
+    hint = "type --model with the path of a Python file"
+    refusals.refuse(not Path(own_class[0]).is_file(), f"--model {own_class[0]}: no such file", hint=hint)
     with refusals.collected():
         require_own_class(hints, *own_class)
     if states_model(checkpoint):

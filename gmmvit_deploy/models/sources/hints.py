@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from gmmvit_deploy.arguments import Refusals, require_counts, require_known, require_number
@@ -242,13 +241,8 @@ def own_class_of(model: str | None) -> tuple[str, str] | None:
 
 
 def require_own_class(hints: LoadHints, path: str, name: str) -> None:
-    """Check ``FILE.py:CLASS`` before anything runs: the file exists, and no option states what the class determines.
-
-    path, name: of the class.  Errors: InputError.
-    """
+    """Check that no option states what the class ``path:name`` determines.  Errors: InputError."""
     refusals = Refusals()
-    hint = "type --model with the path of a Python file"
-    refusals.refuse(not Path(path).is_file(), f"--model {path}: no such file", hint=hint)
     stated = {"--preset": hints.preset, "--head": hints.head, "--resize-to": hints.resize_to}
     stated |= {f"--set {field}": getattr(hints, field) for field in SETTINGS if field not in ("channels", "weights")}
     for option, value in stated.items():
