@@ -29,13 +29,22 @@ import re
 
 READABLE_HINT = "give a file that this user may read, on a disk that works"
 """The hint of an error about a file that the operating system does not let this process read."""
-
-
 _COMMAND_OR_OPTION = re.compile(
-    r"\b(?:gmmvit|hf|ray|curl|pip|python) [a-z-][^;]*|type (?=-)|--set (?=\w)|--[a-z-]+|(?<!\S)-o\b"
+    r"\b(?:gmmvit|hf|ray|curl|pip|python) [a-z-][^;]*|type (?=-)|--dataset NAME, or |--set (?=\w)|--[a-z-]+|(?<!\S)-o\b"
 )
-_ARGUMENTS = {"type ": "give ", "--set ": "", "--force": "force=True", "--for": "goal", "--from": "source"}
-_ARGUMENTS |= {"-o": "out", "--output": "out", "--to": "folder", "--input": "input_kind", "--precision": "precisions"}
+_ARGUMENTS = {
+    "type ": "give ",
+    "--dataset NAME, or ": "",
+    "--set ": "",
+    "--force": "force=True",
+    "--for": "goal",
+    "--from": "source",
+    "--input": "input_kind",
+    "--output": "out",
+    "-o": "out",
+    "--precision": "precisions",
+    "--to": "folder",
+}
 """Option → argument of Python, where it is not the same word."""
 
 
