@@ -42,17 +42,14 @@ def command_list() -> str:
 
 
 def api_list(page: str) -> str:
-    """Return Markdown: the names of the package's face, then the functions of each module of the page."""
+    """Return Markdown: the names of the package's face, then what else the page has a reference of."""
     lines = ["In `gmmvit_deploy`:", ""]
     lines += [_item(name, getattr(gmmvit_deploy, name)) for name in sorted(gmmvit_deploy.__all__)]
-    for module in re.findall(r"^::: (\S+)$", page, re.MULTILINE):
-        loaded = importlib.import_module(module)
-        own = [name for name, value in sorted(vars(loaded).items()) if getattr(value, "__module__", "") == module]
-        names = getattr(loaded, "__all__", [name for name in own if not name.startswith("_")])
-        functions = {name: getattr(loaded, name) for name in names if name not in gmmvit_deploy.__all__}
-        items = [_item(name, value) for name, value in functions.items() if inspect.isfunction(value)]
-        if items:
-            lines += ["", f"In `{module}`:", "", *items]
+    lines += ["", "In its modules:", ""]
+    for module, name in re.findall(r"^::: (\S+)\.(\w+)$", page, re.MULTILINE):
+        value = getattr(importlib.import_module(module), name)
+        if inspect.isfunction(value) and name not in gmmvit_deploy.__all__:
+            lines.append(_item(f"{module.removeprefix('gmmvit_deploy.')}.{name}", value))
     return "\n".join(lines)
 
 

@@ -56,6 +56,11 @@ class Refusals:
         except GmmvitError as exc:
             self._errors += exc.errors or (exc,)
 
+    def refuse(self, condition: object, message: str, *, hint: str = "") -> None:
+        """Collect an InputError if the condition holds."""
+        if condition:
+            self._errors.append(InputError(message, hint=hint))
+
     def raise_all(self) -> None:
         """Raise the only error itself; several as one ServerError if all are of this class, else as one InputError."""
         if len(self._errors) == 1:

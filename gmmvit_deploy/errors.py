@@ -25,8 +25,37 @@ of the error's class. The command line prints ``Error: <message>`` and ``hint: <
 
 from __future__ import annotations
 
+import re
+
 READABLE_HINT = "give a file that this user may read, on a disk that works"
 """The hint of an error about a file that the operating system does not let this process read."""
+_COMMAND_OR_OPTION = re.compile(
+    r"\b(?:gmmvit|hf|ray|curl|pip|python) [a-z-][^;]*|type (?=-)|--dataset NAME, or |--set (?=\w)|--[a-z-]+|(?<!\S)-o\b"
+)
+_ARGUMENTS = {
+    "type ": "give ",
+    "--dataset NAME, or ": "",
+    "--set ": "",
+    "--force": "force=True",
+    "--for": "goal",
+    "--from": "source",
+    "--input": "input_kind",
+    "--output": "out",
+    "-o": "out",
+    "--precision": "precisions",
+    "--to": "folder",
+}
+"""Option → argument of Python, where it is not the same word."""
+
+
+def _as_arguments(hint: str) -> str:
+    """Name arguments of Python in place of options, but in commands: ``add --max-batch 8`` → ``add max_batch 8``."""
+
+    def argument(match: re.Match[str]) -> str:
+        text = match[0]
+        return _ARGUMENTS.get(text, text.removeprefix("--").replace("-", "_") if text.startswith("--") else text)
+
+    return _COMMAND_OR_OPTION.sub(argument, hint)
 
 
 class GmmvitError(Exception):
@@ -43,7 +72,7 @@ class GmmvitError(Exception):
         super().__init__(message)
         self.hint = hint or self.default_hint
         if hint:
-            self.add_note(f"hint: {hint}")  # a traceback shows it
+            self.add_note(f"hint: {_as_arguments(hint)}")  # only a traceback of Python shows it
 
     def replace_path(self, old: object, new: object) -> None:
         """Replace ``old`` by ``new`` in the message and in the hint."""

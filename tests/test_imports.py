@@ -117,3 +117,10 @@ def test_every_public_name_is_listed_and_shows_an_example() -> None:
         assert example is not None, name
         assert f"{name}(" in example[1]
         compile(example[1].replace("…", "..."), name, "eval")
+
+
+def test_a_traceback_names_the_arguments_of_python() -> None:
+    error = errors.InputError(
+        "wrong", hint="type --set heads=3, or add --input tensor; type gmmvit export A -o B --force"
+    )
+    assert error.__notes__ == ["hint: give heads=3, or add input_kind tensor; type gmmvit export A -o B --force"]

@@ -7,24 +7,33 @@ import typer
 
 from gmmvit_cli.options import AS_JSON
 from gmmvit_cli.output import note, print_json, print_table
-from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, Panel, completion, listed, output_option
+from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, Panel, listed, output_option, refusals_of
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.inference.precision import PRECISIONS, Precision
-from gmmvit_deploy.precision_names import precision_from
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
-from gmmvit_deploy.runtimes.engines.options import HARDWARE_COMPATIBILITIES, HardwareCompatibility
+from gmmvit_deploy.runtimes.engines.options import (
+    HARDWARE_COMPATIBILITIES,
+    HardwareCompatibility,
+    Profile,
+    profile_from,
+)
 
 if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.engines.card import Engine, EngineCard
 
+COLLECTS = True
 EXAMPLE = """gmmvit build bundle --precision fp16 --compute-capability 8.9
 gmmvit build bundle --batch 1 --batch 2:8:64 --require-fused"""
 
 _ENGINE, _CHECKS = Panel("Engine"), Panel("Checks")
 
 
+def _profiles_from(texts: list[str]) -> list[Profile]:
+    return list(map(profile_from, texts))
+
+
 def build(
+    context: typer.Context,
     source: Path = INPUT.argument("BUNDLE", "A bundle (the folder that gmmvit export writes), or an ONNX file."),
     timing_cache: Path | None = INPUT.option(
         "FILE",
@@ -36,8 +45,7 @@ def build(
         f"Precision of the engine: {listed(PRECISIONS)}. Except for fp32, first write the bundle's graph in this "
         "precision with gmmvit convert.",
         default="fp16",
-        autocompletion=completion(PRECISIONS),
-        parser=precision_from,
+        names=PRECISIONS,
     ),
     tf32: bool = PRECISION.flag(
         "--tf32/--no-tf32",
@@ -50,11 +58,12 @@ def build(
         default="auto",
         names=("auto", *FLAVORS),
     ),
-    batch: list[str] = _ENGINE.option(
+    batch: list[Profile] | None = _ENGINE.option(
         "MIN:OPT:MAX",
         "Batch sizes that the engine accepts (an optimisation profile): the smallest, the size to optimise for, "
         "and the largest, such as 1:8:64. A single number fixes the batch size. May be repeated.",
         default=[],
+        parser=_profiles_from,
         show_default="1:8:N, N being the largest batch of the bundle",
     ),
     compute_capability: list[str] = _ENGINE.option(
@@ -110,39 +119,44 @@ def build(
     """The report is read from the finished engine and lists the GPU kernels and data types of each attention layer. The
     command prints the report and stores it as card.json in the folder of the engine.
     """
-    if source.suffix == ".onnx" and out is None:
-        raise InputError(
-            "--output, the folder to write the engine to, is required for an ONNX file",
-            hint=f"type gmmvit build {source} -o ENGINE",
-        )
+    refusals = refusals_of(context)
+    refusals.refuse(
+        source.suffix == ".onnx" and out is None,
+        "--output, the folder to write the engine to, is required for an ONNX file",
+        hint=f"type gmmvit build {source} -o ENGINE",
+    )
     with progress("build") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.bundle.variants import open_variant
         from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle, engine_from_onnx
         from gmmvit_deploy.runtimes.engines.flavors import find_flavor
-        from gmmvit_deploy.runtimes.engines.options import BuildOptions, profile_from
+        from gmmvit_deploy.runtimes.engines.options import BuildOptions
         from gmmvit_deploy.runtimes.engines.page import write_page
 
-        options = BuildOptions(
-            precision=precision,
-            profiles=tuple(profile_from(text) for text in batch),
-            capabilities=tuple(compute_capability),
-            optimization_level=optimization_level,
-            timing_cache=timing_cache,
-            version_compatible=version_compatible,
-            hardware_compatible=hardware_compatible,
-            tf32=tf32,
-            workspace_mib=workspace_mib,
-            require_fused=require_fused,
-            require_precision=require_precision,
-        )
-        library = find_flavor(flavor)
+        with refusals.collected():
+            options = BuildOptions(
+                precision=precision,
+                profiles=tuple(batch or ()),
+                capabilities=tuple(compute_capability),
+                optimization_level=optimization_level,
+                timing_cache=timing_cache,
+                version_compatible=version_compatible,
+                hardware_compatible=hardware_compatible,
+                tf32=tf32,
+                workspace_mib=workspace_mib,
+                require_fused=require_fused,
+                require_precision=require_precision,
+            )
+        with refusals.collected():
+            bundle = None if source.suffix == ".onnx" else open_bundle(source)
+        with refusals.collected():
+            library = find_flavor(flavor)
+        refusals.raise_all()
         how: dict[str, Any] = {"mask_cost": mask_cost, "log": log, "force": force, "on_progress": on_progress}
-        if out is not None and source.suffix == ".onnx":
-            engine = engine_from_onnx(source, options, library, out=out, **how)
-        else:
-            bundle = open_bundle(source)
+        if bundle is not None:
             engine = engine_from_bundle(bundle, open_variant(bundle, precision), options, library, out=out, **how)
+        elif out is not None:
+            engine = engine_from_onnx(source, options, library, out=out, **how)
         if report is not None:
             write_page(engine, report, force=force)
     if as_json:

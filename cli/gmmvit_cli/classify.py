@@ -10,7 +10,7 @@ import typer
 from gmmvit_cli.commands import typing_hint
 from gmmvit_cli.options import AS_JSON, CA, KEY_FILE, MODEL_NAME, URL_VARIABLE, access_from, checked_runner, typed
 from gmmvit_cli.output import note, print_error, print_json
-from gmmvit_cli.panels import INPUT, MODEL, OUTPUT, TARGET, Panel, completion, listed
+from gmmvit_cli.panels import INPUT, MODEL, OUTPUT, TARGET, Panel, completion, listed, refusals_of
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.counts import counted
 from gmmvit_deploy.errors import InputError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.inference.labels import LabelSet
     from gmmvit_deploy.runtimes.runners.classify import Classification
 
+COLLECTS = True
 EXAMPLE = """gmmvit classify photo.jpg --bundle bundle
 gmmvit classify photos/ --url grpc://localhost:8001 --top 3
 gmmvit classify --bundle bundle --from photos/ --to results"""
@@ -39,7 +40,6 @@ def classify(
     bundle: Path | None = INPUT.option(
         "BUNDLE",
         "Classify with this bundle (the folder that gmmvit export writes), without a server.",
-        must_exist=True,
     ),
     url: str | None = TARGET.option(
         "URL",
@@ -125,25 +125,32 @@ def classify(
     reach their thresholds. With --from and --to, writes Parquet files for any number of images. The exit status is 1
     if a file cannot be classified.
     """
+    from gmmvit_deploy.bundle.artifacts import open_bundle
+
+    refusals = refusals_of(context)
     if typed(context, _BULK, "accept_broken"):
-        if source is None or folder is None or bundle is None:
-            option = "--from" if source is None else "--to" if folder is None else "--bundle"
-            raise InputError(
-                f"--from, --to and --bundle go together; {option} is missing",
-                hint="type gmmvit classify --bundle BUNDLE --from SOURCE --to FOLDER",
-            )
+        from gmmvit_deploy.bulk.run import classify_source, kept_images, part_from
+
+        with refusals.collected():
+            if source is None or folder is None or bundle is None:
+                option = "--from" if source is None else "--to" if folder is None else "--bundle"
+                raise InputError(
+                    f"--from, --to and --bundle go together; {option} is missing",
+                    hint="type gmmvit classify --bundle BUNDLE --from SOURCE --to FOLDER",
+                )
+            in_bulk = open_bundle(bundle)
         without: dict[str, object] = {"IMAGE": images, "--url": url, "--key-file": key_file, "--ca": ca}
         without |= {"--features": features, "--force": force}
-        if unfit := [option for option, value in without.items() if value]:
-            raise InputError(
-                f"{unfit[0]} does not go with --from", hint=f"leave {unfit[0]} out, or name the images without --from"
-            )
+        for option, value in without.items():
+            hint = f"leave {option} out, or name the images without --from"
+            refusals.refuse(value, f"{option} does not go with --from", hint=hint)
+        with refusals.collected():
+            part = None if shards is None else part_from(shards)
+        refusals.raise_all()
         try:
             with progress("classify") as on_progress:
-                from gmmvit_deploy.bulk.run import classify_source, part_from
-
                 result = classify_source(
-                    bundle,
+                    in_bulk,
                     source,
                     folder,
                     runner=runner,
@@ -151,14 +158,12 @@ def classify(
                     batch=batch,
                     shard_images=shard_images,
                     image_column=image_column,
-                    part=None if shards is None else part_from(shards),
+                    part=part,
                     workers=workers,
                     calibration=calibration,
                     on_progress=on_progress,
                 )
         except KeyboardInterrupt:
-            from gmmvit_deploy.bulk.run import kept_images
-
             state = ""
             with suppress(Exception):  # a folder that cannot be read does not replace the interruption
                 kept, total = kept_images(folder)
@@ -167,10 +172,6 @@ def classify(
             raise typer.Exit(130) from None
         _print_bulk(result, folder, accept_broken=accept_broken, as_json=as_json)
         return
-    _require_fitting(bundle, url, features, runner)
-    if not images:
-        raise InputError("expected images: files, folders or patterns", hint=typing_hint("classify"))
-    from gmmvit_deploy.bundle.artifacts import open_bundle
     from gmmvit_deploy.images.data.files import LeftOut, left_out_text
     from gmmvit_deploy.runtimes.runners.classify import (
         BundleClassifier,
@@ -180,12 +181,33 @@ def classify(
         write_features,
     )
 
+    with refusals.collected():
+        opened = None if bundle is None else open_bundle(bundle)
+    refusals.refuse(
+        bundle is not None and url is not None,
+        "--bundle (classify locally) and --url (ask a server) exclude each other",
+        hint="type --bundle or --url, not both",
+    )
+    refusals.refuse(
+        bundle is None and runner is not None,
+        "--runner needs --bundle; a running server keeps the runner that it was started with",
+        hint=f"type gmmvit serve BUNDLE --runner {runner} to start a server with this runner",
+    )
+    refusals.refuse(
+        features is not None and features.suffix != ".npz",
+        f"--features {features}: expected the name of an .npz file",
+        hint="type --features FILE.npz",
+    )
     left_out = LeftOut()
-    files, absent = _files_of(images, left_out)
+    with refusals.collected():
+        if not images:
+            raise InputError("expected images: files, folders or patterns", hint=typing_hint("classify"))
+        files, absent = _files_of(images, left_out)
+    refusals.raise_all()
     with progress("classify") as on_progress:
         classifier = (
-            BundleClassifier(open_bundle(bundle), runner=runner)
-            if bundle is not None
+            BundleClassifier(opened, runner=runner)
+            if opened is not None
             else TritonClassifier(
                 url or os.environ.get(URL_VARIABLE) or _DEFAULT_URL,
                 model=served_name,
@@ -291,18 +313,3 @@ def _files_of(arguments: list[str], left_out: LeftOut) -> tuple[list[Path], dict
             hint="type the paths of image files or of folders with images, or patterns in quotes",
         )
     return list(dict.fromkeys(files)), missing
-
-
-def _require_fitting(bundle: Path | None, url: str | None, features: Path | None, runner: str | None) -> None:
-    if bundle is not None and url is not None:
-        raise InputError(
-            "--bundle (classify locally) and --url (ask a server) exclude each other",
-            hint="type --bundle or --url, not both",
-        )
-    if features is not None and features.suffix != ".npz":
-        raise InputError(f"--features {features}: expected the name of an .npz file", hint="type --features FILE.npz")
-    if bundle is None and runner is not None:
-        raise InputError(
-            "--runner needs --bundle; a running server keeps the runner that it was started with",
-            hint=f"type gmmvit serve BUNDLE --runner {runner} to start a server with this runner",
-        )

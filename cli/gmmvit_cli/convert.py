@@ -9,23 +9,24 @@ import typer
 from gmmvit_cli.models import CLASS_TO_CONVERT, permit_class
 from gmmvit_cli.options import AS_JSON, CALIBRATION, CALIBRATION_IMAGES, require_calibration
 from gmmvit_cli.output import note, print_json, print_table
-from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, completion, listed
+from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, completion, listed, refusals_of
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.counts import counted
-from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.inference.precision import PRECISIONS, Precision
 from gmmvit_deploy.precision_names import precisions_from
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.variants import Variant, VariantRecord
 
+COLLECTS = True
 EXAMPLE = """gmmvit convert bundle --precision fp16
 gmmvit convert bundle --precision int8 --calibration digits#train
 gmmvit convert bundle --precision int8 --calibration digits --snr-db 25"""
 
 
 def convert(
+    context: typer.Context,
     bundle: Path = INPUT.argument("BUNDLE", "The bundle to add graphs to."),
     precisions: Sequence[Precision] = PRECISION.option(
         "LIST",
@@ -65,20 +66,24 @@ def convert(
     """A bundle is the folder that gmmvit export writes. Each graph is written into the bundle as graphs/PRECISION.onnx.
     Printed tables compare the logits and masks of each graph with those in fp32.
     """
-    require_calibration(precisions, calibration)
+    refusals = refusals_of(context)
+    with refusals.collected():
+        require_calibration(precisions, calibration)
     typed = {"--keep-decisions": keep_decisions, "--snr-db": snr_db, "--accuracy": accuracy}
     gates = [option for option, value in typed.items() if value is not None]
-    if gates and ("int8" not in precisions or calibration is None):
-        raise InputError(
-            f"{gates[0]} is for int8 with calibration images",
-            hint=f"type --precision int8 --calibration DATA, or leave {gates[0]} out",
-        )
-    gate = Gate(keep_decisions=keep_decisions, snr_db=snr_db, accuracy=accuracy) if gates else None
+    fits = calibration is not None and "int8" in (precisions or ("int8",))
+    for option in gates:
+        hint = f"type --precision int8 --calibration DATA, or leave {option} out"
+        refusals.refuse(not fits, f"{option} is for int8 with calibration images", hint=hint)
+    with refusals.collected():
+        gate = Gate(keep_decisions=keep_decisions, snr_db=snr_db, accuracy=accuracy) if gates else None
     with progress("convert") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.runtimes.programs.image_batches import require_images
 
-        opened = open_bundle(bundle)
+        with refusals.collected():
+            opened = open_bundle(bundle)
+        refusals.raise_all()
         from gmmvit_deploy.exporting.variants import variants_from_bundle  # imports torch: after the bundle is known
 
         permit_class(opened, model)

@@ -179,8 +179,7 @@ def export(
         )
         refuse_unstated(checkpoint, hints, options, refusals)
     with refusals.collected():
-        if precisions is not None:  # not refused
-            require_calibration(precisions, calibration)
+        require_calibration(precisions, calibration)
     refusals.raise_all()
     collect_garbage_rarely()
     with progress("export") as on_progress:

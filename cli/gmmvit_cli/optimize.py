@@ -8,7 +8,7 @@ import typer
 from gmmvit_cli.commands import collect_garbage_rarely
 from gmmvit_cli.models import CLASS_TO_CONVERT, permit_class
 from gmmvit_cli.options import AS_JSON, FORCE_REPORT, REPORT, complete_data
-from gmmvit_cli.output import note, print_json, print_table
+from gmmvit_cli.output import WIDTH, note, print_json, print_table
 from gmmvit_cli.panels import INPUT, Panel, refusals_of
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.bundle.choices import Goal
@@ -109,11 +109,15 @@ def _print(choice: Choice, bundle: Path) -> None:
     from gmmvit_deploy.optimize.table import cascades_of, could_pass, head_of, left_out_rows, passed_rows, reasons_of
 
     title = f"{bundle}: {choice.goal} at batch {choice.batch} on {choice.machine}"
-    print_table(head_of(choice), passed_rows(choice), title=title)
-    if rows := [(name, speed, why) for name, speed, *_, why in left_out_rows(choice)]:
-        print_table((*head_of(choice)[:2], "left out because"), rows)
+    runner, speed, batch, accuracy, *shares = head_of(choice)
+    speed, shares = speed.replace(", ", ",\n"), [share.replace(" ", "\n") for share in shares]
+    # The page has the intervals of the shares, for which a line has no room.
+    passed = [(*row[:4], *(share.partition(" ")[0] for share in row[4:])) for row in passed_rows(choice)]
+    print_table((runner, speed, batch, accuracy, *shares), passed, title=title, width=WIDTH)
+    if rows := [(name, ratio, why) for name, ratio, *_, why in left_out_rows(choice)]:
+        print_table((runner, speed, "left out because"), rows, width=WIDTH)
     if reasons := reasons_of(choice):
-        print_table(("not tried", "because"), reasons)
+        print_table(("not tried", "because"), reasons, width=WIDTH)
     for sentence in cascades_of(choice):
         typer.echo(sentence)
     typer.echo(f"judged on {choice.images}")

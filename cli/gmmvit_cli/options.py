@@ -206,19 +206,22 @@ def thresholds_from(text: str) -> Thresholds:
         ) from exc
 
 
-def require_calibration(precisions: Sequence[Precision], calibration: str | None) -> None:
-    """Refuse ``--calibration`` that cannot work for these precisions, before anything is read.  Errors: InputError."""
+def require_calibration(precisions: Sequence[Precision] | None, calibration: str | None) -> None:
+    """Refuse ``--calibration`` that cannot work, before anything is read.  Errors: InputError.
+
+    precisions: None if they were refused themselves.
+    """
     from gmmvit_deploy.inference.precision import QUANTIZED
     from gmmvit_deploy.runtimes.programs.image_batches import require_source
 
     if calibration is None:
-        if "fp8" in precisions:
+        if "fp8" in (precisions or ()):
             raise InputError(
                 "fp8 needs calibration images",
                 hint="add --calibration FOLDER, --calibration FILE.npz or --calibration KIND:PATH, with images like "
                 "those that the model will classify",
             )
-    elif not {*QUANTIZED}.intersection(precisions):
+    elif precisions and not {*QUANTIZED}.intersection(precisions):
         raise InputError(
             f"--calibration is for {' and '.join(QUANTIZED)}; {', '.join(precisions)} needs no calibration",
             hint=f"leave --calibration out, or type --precision {QUANTIZED[0]}",

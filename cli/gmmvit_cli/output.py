@@ -22,6 +22,10 @@ _LOGS.setFormatter(logging.Formatter("%(name)s: %(message)s"))
 _verbosity: Verbosity = "normal"
 
 
+WIDTH = 100
+"""Columns of a table that fits most terminals."""
+
+
 def verbosity() -> Verbosity:
     return _verbosity
 

@@ -45,7 +45,7 @@ class Panel:
         name: str = "",
         names: Sequence[str] = (),
         must_exist: bool = False,
-        parser: Callable[[str], Any] = str,
+        parser: Callable[[Any], Any] = str,
         listing: Callable[[], str] | None = None,
         **more: Any,
     ) -> Any:
@@ -53,7 +53,8 @@ class Panel:
 
         names: the values that are allowed, which the shell completes; any other value is an InputError.
         must_exist: True for a path of an input; a missing file or folder is an InputError.
-        parser: text → the value, or InputError.  listing: returns what the value ``help`` prints.
+        parser: text, or the texts of an option that may be repeated → the value, or InputError.
+        listing: returns what the value ``help`` prints.
         `Command` raises the errors of all options at once; until then, a refused value is another that fits, or None.
         """
 
@@ -62,7 +63,8 @@ class Panel:
                 typer.echo(listing())
                 raise typer.Exit
             # In place of a refused value, so that the command's own checks name no other error.
-            fitting = names[0] if names else default if isinstance(default, int | float) else None
+            otherwise = value if must_exist else default if isinstance(default, int | float) else None
+            fitting = names[0] if names else otherwise
             with refusals_of(context).collected():
                 fitting = parse(param, value)
             return fitting  # noqa: RET504  # an error leaves out the assignment

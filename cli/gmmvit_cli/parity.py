@@ -11,7 +11,7 @@ import typer
 from gmmvit_cli.commands import collect_garbage_rarely
 from gmmvit_cli.models import CLASS_OF_BUNDLE
 from gmmvit_cli.options import AS_JSON, CA, DATA, ENGINE_FOLDER, FORCE_REPORT, KEY_FILE, MODEL_NAME, REPORT
-from gmmvit_cli.output import note, print_error, print_json, print_table, verbosity
+from gmmvit_cli.output import WIDTH, note, print_error, print_json, print_table, verbosity
 from gmmvit_cli.panels import GENERAL, INPUT, Panel, refusals_of
 from gmmvit_cli.progress import progress
 from gmmvit_cli.runners import PRECISION_OF_RUNNERS, URLS, opened_runners, runner_option
@@ -28,7 +28,6 @@ _CHECKS = Panel("Checks")
 _OnBroken = Literal["fail", "skip"]
 _NOT_JUDGED = 3
 _MAX_REASONS = 8
-_WIDTH = 100
 
 
 def _print_schema(requested: bool) -> None:
@@ -160,7 +159,7 @@ def _print(report: ParityReport, *, decided: bool) -> None:
     for line in report.reasons("undecided", _MAX_REASONS):
         typer.echo(f"undecided: {line}")
     columns = ("runner", "verdict", "logits differ by", "same answer", "right, PyTorch's")
-    print_table(columns, list(map(_row, report.runners)), title=str(report.bundle["path"]), width=_WIDTH)
+    print_table(columns, list(map(_row, report.runners)), title=str(report.bundle["path"]), width=WIDTH)
     if report.data is not None and report.data["broken"]:
         shown = "".join(f"\n  {image['image']}: {image['why']}" for image in report.data["broken_images"])
         typer.echo(f"skipped {report.data['broken']} of {report.data['of']:,} images, which cannot be read:{shown}")

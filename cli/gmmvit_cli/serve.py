@@ -23,10 +23,12 @@ from gmmvit_cli.gateway import (
 )
 from gmmvit_cli.options import AS_JSON, REQUEST_PIXELS, RUNNER_OF_GRAPHS, TRITONSERVER, typed
 from gmmvit_cli.output import note, print_json
-from gmmvit_cli.panels import INPUT, OUTPUT, TARGET
+from gmmvit_cli.panels import INPUT, OUTPUT, TARGET, refusals_of
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.arguments import Refusals
+from gmmvit_deploy.serving.gateway.options import GatewaySettings, require_insecure
 
+COLLECTS = True
 EXAMPLE = """gmmvit serve bundle
 gmmvit serve model_repository --http-port 0 --grpc-port 0 --log server.log
 gmmvit serve bundle --gateway --keys keys.txt --tls-cert cert.pem"""
@@ -97,24 +99,21 @@ def serve(
     as_json: bool = AS_JSON,
 ) -> None:
     """A bundle is the folder that the command 'gmmvit export' writes. A Triton model repository is the folder that the
-    command 'gmmvit repository' writes. The command prints the
-    addresses of the server when all models are ready. It restarts a server that has died, on the same ports. On SIGTERM
-    and SIGINT, the server completes the requests in progress, and the command ends with status 0.
+    command 'gmmvit repository' writes. The command prints the addresses of the server when all models are ready. It
+    restarts a server that has died, on the same ports. On SIGTERM and SIGINT, the server completes the requests in
+    progress, and the command ends with status 0.
     """
-    settings = None
-    if gateway:
-        if host != LOOPBACK:
-            raise InputError("--host and --gateway exclude each other", hint=f"type --listen {host} in place of --host")
-        if classify_port is not None:
-            hint = "remove --classify-port: /classify is then on the port of --http-port"
-            raise InputError("--classify-port and --gateway exclude each other", hint=hint)
-        settings = gateway_settings(context.params)
-    elif of_gateway := [name for name in typed(context, GATEWAY, "access_log") if name != "--insecure"]:
-        raise InputError(f"{of_gateway[0]} needs --gateway", hint=f"add --gateway, or remove {of_gateway[0]}")
-    if path is None and state is None:
-        raise InputError("expected a bundle or a repository to serve", hint="type gmmvit serve BUNDLE")
+    from gmmvit_deploy.serving.run import open_served, serve
+
+    refusals, served = refusals_of(context), None
+    settings = _settings_from(context, refusals)
+    missing = path is None and state is None
+    refusals.refuse(missing, "expected a bundle or a repository to serve", hint="type gmmvit serve BUNDLE")
+    with refusals.collected():
+        if path is not None:
+            served = open_served(path, runner=runner, request_pixels=request_pixels)
+    refusals.raise_all()
     from gmmvit_deploy.serving.front.options import CLASSIFY_PATH, DEFAULT_CLASSIFY_PORT
-    from gmmvit_deploy.serving.run import serve_path
     from gmmvit_deploy.serving.server import ServerOptions
     from gmmvit_deploy.serving.server_log import stamped
     from gmmvit_deploy.serving.service import Service
@@ -165,10 +164,10 @@ def serve(
         if state is not None and settings is not None:
             from gmmvit_deploy.serving.rollout.run import serve_with_state
 
-            serve_with_state(path, state, options, settings, **how)
-        elif path is not None:
-            serve_path(
-                path,
+            serve_with_state(served, state, options, settings, **how)
+        elif served is not None:
+            serve(
+                served,
                 options,
                 classify_port=DEFAULT_CLASSIFY_PORT if classify_port is None else classify_port,
                 gateway=settings,
@@ -176,3 +175,23 @@ def serve(
                 on_note=note,
                 **how,
             )
+
+
+def _settings_from(context: typer.Context, refusals: Refusals) -> GatewaySettings | None:
+    """Return the settings of the gateway, or None without one, and collect the options that do not go together."""
+    given = context.params
+    if not given["gateway"]:
+        for name in typed(context, GATEWAY, "access_log"):
+            hint = f"add --gateway, or remove {name}"
+            refusals.refuse(name != "--insecure", f"{name} needs --gateway", hint=hint)
+        with refusals.collected():
+            require_insecure(given["host"], insecure=given["insecure"])
+        return None
+    hint = f"type --listen {given['host']} in place of --host"
+    refusals.refuse(given["host"] != LOOPBACK, "--host and --gateway exclude each other", hint=hint)
+    hint = "remove --classify-port: /classify is then on the port of --http-port"
+    refusals.refuse(given["classify_port"] is not None, "--classify-port and --gateway exclude each other", hint=hint)
+    settings = None
+    with refusals.collected():
+        settings = gateway_settings(given)
+    return settings  # noqa: RET504  # None after an error

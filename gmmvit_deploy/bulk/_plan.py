@@ -251,7 +251,7 @@ def _write_plan(storage: Storage, source: Source, settings: Settings, on_progres
         shards = tuple(_cut(source.entries(left_out), settings.shard_images, file, on_progress))
     images = sum(shard.images for shard in shards)
     if not images:
-        raise InputError(f"--from {source.url}: expected images, got none; {left_out_text(left_out.kinds())}")
+        raise InputError(f"source {source.url}: expected images, got none; {left_out_text(left_out.kinds())}")
     plan = replace(plan, shards=shards, images=images, left_out=left_out.kinds())
     with storage.written(_PLAN) as file:
         file.write(plan.to_json())

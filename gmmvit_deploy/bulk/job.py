@@ -53,7 +53,7 @@ def require_bulk_runner(text: str) -> None:
     name = runner_from(text).name
     if name not in IN_PROCESS:
         raise InputError(
-            f"--runner {name}: classification of a source runs the network in its own processes, without a server and "
+            f"runner {name}: classification of a source runs the network in its own processes, without a server and "
             "without an engine's folder",
             hint=f"type --runner with one of {', '.join(IN_PROCESS)}",
         )
@@ -72,7 +72,7 @@ def settings_of(job: Job, bundle: Bundle) -> Settings:
         )
     if job.batch > manifest.max_batch:
         raise InputError(
-            f"--batch {job.batch}: the bundle takes at most {manifest.max_batch} images in a batch",
+            f"batch: expected at most {manifest.max_batch}, the largest batch of {bundle.path}, got {job.batch}",
             hint=f"type --batch {manifest.max_batch}, or export the checkpoint again with a larger --max-batch",
         )
     name = RunnerName.parse(job.runner).runtime

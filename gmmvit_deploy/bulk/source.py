@@ -120,19 +120,19 @@ def open_source(url: str, *, column: str | None = None) -> Source:
     archives = url.split("::")
     if len(archives) > 1 and all(part.endswith(".tar") for part in archives) and not url.startswith(("tar:", "zip:")):
         raise InputError(
-            f"--from {url}: expected a single folder, file or pattern, got {len(archives)} archives",
+            f"source {url}: expected a single folder, file or pattern, got {len(archives)} archives",
             hint="type --from with a pattern in quotes, such as 'FOLDER/{train,val}-*.tar'",
         )
     fs, path = open_filesystem(url, option="--from")
-    with store_errors(f"--from {url}: cannot be listed", fs):
+    with store_errors(f"source {url}: cannot be listed", fs):
         root, listed = _listed(fs, path)
     if listed is None:
-        raise InputError(f"--from {url}: no such file or folder, and no file matches it as a pattern")
+        raise InputError(f"source {url}: no such file or folder, and no file matches it as a pattern")
     listed.sort()
     files = [file for file in listed if not hidden_kind(file.path)]
     if packed := [file.path for file in files if _ends_in(file.path, _PACKED)]:
         raise InputError(
-            f"--from {url}: expected .tar files, got {packed[0]}: a compressed archive can be read only from its start",
+            f"source {url}: expected .tar files, got {packed[0]}: a compressed archive can be read only from its start",
             hint="decompress the archives, for example with gunzip; images are compressed already",
         )
     tars = [file for file in files if _ends_in(file.path, (".tar",))]
@@ -149,9 +149,9 @@ def open_source(url: str, *, column: str | None = None) -> Source:
             left_out.add(file.path, hidden_kind(file.path))
         others = left_out_text(left_out.kinds())
         raise InputError(
-            f"--from {url}: expected files of a single kind, got {counts}"
+            f"source {url}: expected files of a single kind, got {counts}"
             if kinds
-            else f"--from {url}: expected image files, .tar archives or .parquet files, got none; {others}",
+            else f"source {url}: expected image files, .tar archives or .parquet files, got none; {others}",
             hint="type --from with a pattern in quotes, such as 'FOLDER/**/*.png' or 'FOLDER/*.parquet'",
         )
     (kind,) = kinds
@@ -197,7 +197,7 @@ def _listed(fs: Any, path: str) -> tuple[str, list[SourceFile] | None]:
         for name in _expanded(path):
             found = {file: info for file, info in fs.glob(name, detail=True).items() if info["type"] != "directory"}
             if not found and name != path:
-                raise InputError(f"--from {path}: expected a file for each name in braces, got none for {name}")
+                raise InputError(f"source {path}: expected a file for each name in braces, got none for {name}")
             matches |= found
         return root, _files(fs, root, matches) or None
     if fs.isdir(path):

@@ -86,7 +86,7 @@ class Candidate:
     judged: the value that the gate judged, with its paired interval; None if it was not judged.
     kept: the share of kept decisions, which is judged beside an accuracy; None if it is ``judged``.
     images_to_settle: the number of images that would bring the gate to one side of the interval; None if the
-    interval settles it.
+    interval settles it.  lacks_images: True if it is left out for nothing but the number of images.
     speed: the time of `Choice.base` divided by the candidate's time; None if it was not measured.
     seconds: the median time of a batch, in seconds, of a cascade the mean; None if it was not measured.
     on_images: of a cascade.
@@ -100,6 +100,7 @@ class Candidate:
     judged: Measured | None = None
     kept: Measured | None = None
     images_to_settle: int | None = None
+    lacks_images: bool = False
     speed: Measured | None = None
     seconds: float | None = None
     on_images: OnImages | None = None

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gmmvit_deploy.arguments import Refusals, require_number
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.intervals import Z95_ONE_SIDED, score_interval, share_interval
 from gmmvit_deploy.tolerances import signal_to_noise_db
@@ -41,11 +42,15 @@ class Gate:
     accuracy: float | None = None
 
     def __post_init__(self) -> None:
-        for option, share in (("keep-decisions", self.keep_decisions), ("accuracy", self.accuracy)):
-            if share is not None and not 0 < share < 1:
-                raise InputError(f"--{option}: expected a share below 1, such as 0.98, got {share:g}")
-        if self.snr_db is not None and not (math.isfinite(self.snr_db) and self.snr_db > 0):
-            raise InputError(f"--snr-db: expected a positive number of dB, such as 25, got {self.snr_db:g}")
+        refusals = Refusals()
+        for name, share in (("keep_decisions", self.keep_decisions), ("accuracy", self.accuracy)):
+            with refusals.collected():
+                require_number(name, share, "a share below 1, such as 0.98", lambda value: 0 < value < 1)
+        with refusals.collected():
+            require_number(
+                "snr_db", self.snr_db, "a positive number of dB, such as 25", lambda value: 0 < value < math.inf
+            )
+        refusals.raise_all()
 
     @property
     def kind(self) -> str:

@@ -193,12 +193,7 @@ def _fitted_network(file: TensorFile, hints: LoadHints, name: str) -> tuple[Chec
 
 def _check_options(path: str, source: CheckpointSource, hints: LoadHints, names: Iterable[str]) -> None:
     """Errors: CheckpointError for an option that the source does not read, or for the name of another source."""
-    for hint, typed in hints.own().items():
-        if hint not in source.own_hints:
-            raise CheckpointError(
-                f"{path}: {typed} does not apply to a file of {source.name}",
-                hint=f"leave {typed.partition('=')[0]} out",
-            )
+    refuse_own_options(path, hints, reason=f"a file of {source.name}", allowed=(*source.own_hints, "source"))
     if hints.source is not None and not source.is_named(hints.source, names):
         raise CheckpointError(
             f"{path}: --set source={hints.source}, but the names of the tensors are those of {source.name}",

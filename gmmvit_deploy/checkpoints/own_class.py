@@ -20,7 +20,7 @@ from gmmvit_deploy.errors import CheckpointError, InputError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.models.families.custom.spec import CustomSpec, OwnFile, permit
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.sources.hints import LoadHints, own_class_of
+from gmmvit_deploy.models.sources.hints import LoadHints, own_class_of, require_own_class
 from gmmvit_deploy.models.sources.shapes import asked_image
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec, input_shape
 
@@ -105,19 +105,7 @@ def load_own_class(file: TensorFile, hints: LoadHints, path: str, name: str) -> 
     from gmmvit_deploy.models.families.custom.model import classes_of, network_of_class
 
     source = str(file.path)
-    options = {
-        "--set heads": hints.heads,
-        "--preset": hints.preset,
-        "--head": hints.head,
-        "--set closed_form": hints.closed_form,
-    }
-    if given := [option for option, value in options.items() if value is not None]:
-        raise CheckpointError(
-            f"{source}: {given[0]} does not apply to the class {name} of {path}, which determines the architecture",
-            hint=f"leave {given[0]} out; type --model-args for the arguments of {name}",
-        )
-    reason = f"the class {name} of {path}, which determines the architecture"
-    refuse_own_options(source, hints, reason=reason, allowed=("model_args",))
+    require_own_class(hints, path, name)
     image_size, channels = asked_image(source, hints, example="--image-size 32 --set channels=3")
     own_file = _read(path)
     permit(own_file)

@@ -245,7 +245,7 @@ def _fitting_labels(options: ExportOptions, spec: ModelSpec) -> tuple[str, ...]:
         raise InputError(
             f"{options.labels_source}: expected {spec.classes} labels, one for each class of the model, got "
             f"{len(labels)}",
-            hint="type --labels with a file that has the label of each class on a line, in the order of the index",
+            hint="type --labels with the label of each class, in the order of the index",
         )
     return tuple(clean_name(label, options.labels_source) for label in labels)
 

@@ -16,7 +16,7 @@ from gmmvit_deploy.images.names import clean_name, shown_names
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule, crops, require_crop_pct
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.inference.labels import Task, distinct_names
-from gmmvit_deploy.models.sources.hints import LoadHints, own_class_of
+from gmmvit_deploy.models.sources.hints import LoadHints, own_class_of, require_own_class
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.sources.shapes import asked_image
 from gmmvit_deploy.models.specs import OUTPUTS, ModelSpec, OutputName
@@ -271,7 +271,7 @@ def _require_stated(missing: Sequence[str], usual: Mapping[str, str]) -> None:
     methods = f". METHOD: {', '.join(RESIZE_RULES)}" if "resize" in missing else ""
     line = " ".join(usual[name] for name in missing if name in usual)
     raise InputError(
-        "--input pixels needs the mean and the std of training, and the resize rule of evaluation, because "
+        "an input of pixels needs the mean and the std of training, and the resize rule of evaluation, because "
         "the server prepares the images; the checkpoint does not state the "
         f"{' and the '.join('resize rule' if name == 'resize' else name for name in missing)}",
         hint=(f"if training and evaluation had timm's values for this name, add {line}; otherwise " if line else "")
@@ -280,8 +280,14 @@ def _require_stated(missing: Sequence[str], usual: Mapping[str, str]) -> None:
 
 
 def refuse_unstated(checkpoint: Path, hints: LoadHints, options: ExportOptions, refusals: Refusals) -> None:
-    """Collect what ``options`` lack and no checkpoint of the user's own class states, before the file is read."""
-    if own_class_of(hints.model) is None or states_model(checkpoint):
+    """Collect what is wrong or missing beside a class of the user's own, before the checkpoint is read."""
+    if (own_class := own_class_of(hints.model)) is None:
+        return
+    hint = "type --model with the path of a Python file"
+    refusals.refuse(not Path(own_class[0]).is_file(), f"--model {own_class[0]}: no such file", hint=hint)
+    with refusals.collected():
+        require_own_class(hints, *own_class)
+    if states_model(checkpoint):
         return
     with refusals.collected():
         asked_image(str(checkpoint), hints, example="--image-size 32 --set channels=3")

@@ -254,6 +254,7 @@ class Race:
             judged=judgement.judged,
             kept=judgement.kept,
             images_to_settle=judgement.images_to_settle,
+            lacks_images=judgement.lacks_images,
             speed=self._speed(program),
             seconds=float(np.median(seconds)) if seconds else None,
             on_images=on_images,

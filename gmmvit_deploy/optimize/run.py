@@ -127,7 +127,7 @@ def _require(bundle: Bundle, batch: int) -> None:
         raise InputError(f"{bundle.path}: {why}", hint="add --model FILE.py:CLASS")
     if batch > bundle.manifest.max_batch:
         raise InputError(
-            f"--batch: expected at most {bundle.manifest.max_batch}, the largest batch of {bundle.path}, got {batch}",
+            f"batch: expected at most {bundle.manifest.max_batch}, the largest batch of {bundle.path}, got {batch}",
             hint="type a smaller --batch, or export the checkpoint again with a larger --max-batch",
         )
 
@@ -136,7 +136,7 @@ def _refuse_wrong_labels(bundle: Bundle, options: OptimizeOptions, batch: int) -
     stream = ImageStream(bundle=bundle, images=options.images, batch=batch, limit=options.limit)
     if why := wrong_labels_in(stream):
         raise InputError(
-            f"--data {options.source}: {why}",
+            f"data {options.source}: {why}",
             hint="correct the labels of the bundle or of the data; if those of the bundle are right, --keep-decisions "
             f"{SPECS['int8'].kept_gate:g} judges without labels",
         )

@@ -6,9 +6,8 @@ import shlex
 from pathlib import Path
 
 from gmmvit_deploy.bundle.choices import Candidate, Choice
-from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.intervals import Measured
-from gmmvit_deploy.parity.judgement import ENOUGH_IMAGES, shortfalls
+from gmmvit_deploy.parity.judgement import ENOUGH_IMAGES
 
 
 def head_of(choice: Choice) -> tuple[str, ...]:
@@ -62,7 +61,7 @@ def could_pass(choice: Choice, bundle: Path) -> str:
     lacking = [
         f"{one.runner}, {one.speed.value:.2f} times as fast as {choice.base}"
         for one in choice.candidates
-        if one.speed is not None and one.speed.low > 1 and _lacks_images(one, images.count, gate)
+        if one.speed is not None and one.speed.low > 1 and one.lacks_images
     ]
     words = ["gmmvit", "optimize", str(bundle), "--data", images.source]
     words += ["--gate" if gate.accuracy else "--keep-decisions", f"{gate.min_share:g}"]
@@ -73,13 +72,6 @@ def could_pass(choice: Choice, bundle: Path) -> str:
         f"with {ENOUGH_IMAGES} images in place of {images.count}, these could pass: {'; '.join(lacking)}. Add images "
         f"to the data, and type {shlex.join(words)}"
     )
-
-
-def _lacks_images(one: Candidate, images: int, gate: Gate) -> bool:
-    """Return whether a candidate was left out for nothing but the number of images."""
-    if one.judged is None or one.passed or shortfalls(one.judged, one.kept, ENOUGH_IMAGES, gate):
-        return False
-    return one.reason == "; ".join(shortfalls(one.judged, one.kept, images, gate))
 
 
 def _row(candidate: Candidate, choice: Choice) -> tuple[str, ...]:

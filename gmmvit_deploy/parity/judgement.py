@@ -25,7 +25,7 @@ class Judgement:
     PyTorch's accuracy as measured.  images: their number.
     accuracy: the top-1, or the share of the images with all labels right; None for the gate ``kept decisions``.
     kept: the share of the decisions that are kept, which is also judged (`kept_beside`); None for that gate.
-    images_to_settle: as in `Candidate`.  why_not: why the program may not be chosen; "" if it may.
+    images_to_settle, lacks_images: as in `Candidate`.  why_not: why the program may not be chosen; "" if it may.
     """
 
     judged: Measured | None = None
@@ -33,6 +33,7 @@ class Judgement:
     accuracy: float | None = None
     kept: Measured | None = None
     images_to_settle: int | None = None
+    lacks_images: bool = False
     why_not: str = ""
 
 
@@ -48,13 +49,13 @@ def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
     if gate.accuracy is not None:
         numbers, judging = replace(_accuracy(report), kept=numbers.judged), report.check("accuracy")
         wrong_labels = judging.details.get("wrong_labels", "")
-    if numbers.judged is None:
-        why = [judging.summary]
-    elif _cannot_differ(report):
-        why = []
-    else:
-        why = [wrong_labels, *shortfalls(numbers.judged, numbers.kept, numbers.images, gate)]
-    return replace(numbers, why_not="; ".join(filter(None, [*why, *failed_checks(report)])))
+    why = [judging.summary] if numbers.judged is None else []
+    too_few: list[str] = []
+    if numbers.judged is not None and not _cannot_differ(report):
+        missed, too_few = _shortfalls(numbers.judged, numbers.kept, numbers.images, gate)
+        why = [wrong_labels, *missed]
+    why = [*filter(None, why), *failed_checks(report)]
+    return replace(numbers, lacks_images=bool(too_few and not why), why_not="; ".join([*why, *too_few]))
 
 
 def _cannot_differ(report: RunnerReport) -> bool:
@@ -83,21 +84,22 @@ def failed_checks(report: RunnerReport) -> list[str]:
     ]
 
 
-def shortfalls(judged: Measured, kept: Measured | None, images: int, gate: Gate) -> list[str]:
-    """Return why the shares of `Judgement`, measured on a number of images, do not reach a gate; [] if they do."""
+def _shortfalls(judged: Measured, kept: Measured | None, images: int, gate: Gate) -> tuple[list[str], list[str]]:
+    """Return (which shares of `Judgement` are below a gate, which reach it, but on too few images to tell)."""
     shares = [(judged, gate.kind, gate.min_share)]
     if gate.accuracy is not None and kept is not None:
         shares.append((kept, "kept decisions", kept_beside(gate.accuracy)))
-    reasons = []
+    missed: list[str] = []
+    too_few: list[str] = []
     for share, kind, least in shares:
         if share.value < least:
-            reasons.append(f"{kind} {share.value:.4f}, below the gate {least:g}")
+            missed.append(f"{kind} {share.value:.4f}, below the gate {least:g}")
         elif images < ENOUGH_IMAGES and share.low < least:
-            reasons.append(
+            too_few.append(
                 f"{kind} {share.value:.4f} ({share.low:.4f} to {share.high:.4f}): on fewer than {ENOUGH_IMAGES} "
                 f"images, the whole interval must reach the gate {least:g}"
             )
-    return reasons
+    return missed, too_few
 
 
 def _accuracy(report: RunnerReport) -> Judgement:

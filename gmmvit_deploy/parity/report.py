@@ -10,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from gmmvit_deploy.counts import counted
 from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
 from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from gmmvit_deploy.inference.runner_name import Form, RunnerName
@@ -110,7 +111,7 @@ class ParityReport:
         data = self.data or {}
         kinds = [LeftOutKind(**kind) for kind in data.get("left_out", ())]
         copies = data.get("copies", 0)
-        words = [f"{copies:,} images have the pixels of another, and count once"] if copies else []
+        words = [f"with the pixels of another, so not counted: {counted(copies, 'image')}"] if copies else []
         return "; ".join(words + ([left_out_text(kinds)] if kinds else []))
 
     @property

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from gmmvit_deploy.counts import counted
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_file, require_free_file
 
@@ -83,7 +84,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"numeric_columns": _numeric_columns, "png_url": _png_url}
+    environment.filters |= {"counted": counted, "numeric_columns": _numeric_columns, "png_url": _png_url}
     return environment
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from gmmvit_deploy.arguments import Refusals
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
-from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.serving.gateway.options import GatewaySettings, require_insecure
@@ -24,8 +24,32 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
 
 
-def serve_path(
-    path: Path,
+def open_served(path: Path, *, runner: str | None = None, request_pixels: int | None = None) -> Bundle | Path:
+    """Open the bundle at ``path``, or check the repository there and return its path.
+
+    Errors: those of `open_bundle`.  InputError: ``runner`` or ``request_pixels`` is given for a repository, which
+    already states both.
+    """
+    if (path / MANIFEST_FILE).is_file():
+        return open_bundle(path)
+    read_models(path)
+    refusals = Refusals()
+    refusals.refuse(
+        request_pixels is not None,
+        f"{path}: --request-pixels needs a bundle, got a repository, which already states the maximum",
+        hint="remove --request-pixels, or type gmmvit repository BUNDLE --request-pixels N",
+    )
+    refusals.refuse(
+        runner is not None,
+        f"{path}: --runner needs a bundle, got a repository, which already states its runner",
+        hint=f"remove --runner, or type gmmvit repository BUNDLE --runner {runner} for a new repository",
+    )
+    refusals.raise_all()
+    return path
+
+
+def serve(
+    served: Bundle | Path,
     options: ServerOptions,
     *,
     runner: str | None = None,
@@ -40,7 +64,9 @@ def serve_path(
     on_gateway_line: Callable[[str], None] | None = None,
     on_progress: OnProgress = ignore,
 ) -> None:
-    """Serve a bundle or a repository from the main thread until SIGINT or SIGTERM, and restart a server that has died.
+    """Serve a bundle, or a repository at a path, from the main thread until SIGINT or SIGTERM.
+
+    A server that has died is restarted.
 
     A bundle is served from a temporary repository, which is written for the best backend of the server. A second
     signal kills the server at once, without a wait for requests in flight.
@@ -55,32 +81,25 @@ def serve_path(
     on_note: called with each reason why a faster runner is not used.
     on_ready: called when every model is ready for the first time.
     on_log_line, on_gateway_line: called with each line of the log of the server and of the gateway.
-    Errors: those of `TritonServer.start`, `Gateway`, `Gateway.start`, `open_bundle` and `repository_from_bundle`, and
+    Errors: those of `TritonServer.start`, `Gateway`, `Gateway.start` and `repository_from_bundle`, and
         ServerError: ``tritonserver`` is not an executable file, there is no server for this machine or it cannot be
             downloaded, or the server was not ready after several restarts.
         InputError: the address is not loopback, without a gateway and without ``insecure``.
-        InputError: ``runner`` or ``request_pixels`` is given for a repository, which already states both.
     """
     if gateway is None:
         require_insecure(options.host, insecure=insecure)
-    bundle = _bundle_of(path, runner=runner, request_pixels=request_pixels)
     service = Service(options, gateway, classify_port=classify_port, on_gateway_line=on_gateway_line)
     with service, temporary_folder("repository") as folder:
         if gateway is None:
-            manifest = bundle.manifest if bundle is not None else None
-            service.require_ports(
-                classifies=manifest.has_logits and manifest.image.normalisation is not None
-                if manifest is not None
-                else read_models(path).classifies
-            )
+            service.require_ports(classifies=_classifies(served))
         install = find_server(tritonserver, on_progress=on_progress)  # after the checks, because it may download it
         made = BundleServers(
             install, service.server_options, runner, request_pixels, on_note=on_note, on_log_line=on_log_line
         )
-        if bundle is not None:
-            server = made.make(bundle, folder, on_progress=prefixed("repository", on_progress))
+        if isinstance(served, Bundle):
+            server = made.make(served, folder, on_progress=prefixed("repository", on_progress))
         else:
-            server = TritonServer(path, install=install, options=service.server_options, on_log_line=on_log_line)
+            server = TritonServer(served, install=install, options=service.server_options, on_log_line=on_log_line)
         with until_signal(service) as stopped:
             on_progress(Progress("start the server and load the models"))
             service.start(server, cancelled=stopped)
@@ -91,7 +110,7 @@ def serve_path(
 
 @dataclass(frozen=True)
 class BundleServers:
-    """Makes servers for bundles.  runner, request_pixels, on_note, on_log_line: as for `serve_path`."""
+    """Makes servers for bundles.  runner, request_pixels, on_note, on_log_line: as for `serve`."""
 
     install: ServerInstall
     options: ServerOptions
@@ -122,22 +141,10 @@ def _prefixed(log: Callable[[str], None], name: str) -> Callable[[str], None]:
     return lambda line: log(f"{name}: {line}")
 
 
-def _bundle_of(path: Path, *, runner: str | None, request_pixels: int | None) -> Bundle | None:
-    """Open the bundle at ``path``; return None for a repository, which takes neither option."""
-    if (path / MANIFEST_FILE).is_file():
-        return open_bundle(path)
-    read_models(path)
-    if request_pixels is not None:
-        raise InputError(
-            f"{path}: --request-pixels needs a bundle, got a repository, which already states the maximum",
-            hint="remove --request-pixels, or type gmmvit repository BUNDLE --request-pixels N",
-        )
-    if runner is not None:
-        raise InputError(
-            f"{path}: --runner needs a bundle, got a repository, which already states its runner",
-            hint=f"remove --runner, or type gmmvit repository BUNDLE --runner {runner} for a new repository",
-        )
-    return None
+def _classifies(served: Bundle | Path) -> bool:
+    if isinstance(served, Path):
+        return bool(read_models(served).classifies)
+    return served.manifest.has_logits and served.manifest.image.normalisation is not None
 
 
 @contextmanager

@@ -242,7 +242,7 @@ def test_a_store_that_cannot_be_reached_or_has_no_keys_is_named_with_what_to_set
 
     monkeypatch.setitem(importlib.import_module("fsspec.registry")._registry, "s3", Store)
     for call, what in (
-        (lambda: open_source("s3://b/x"), "--from s3://b/x: cannot be listed"),
+        (lambda: open_source("s3://b/x"), "source s3://b/x: cannot be listed"),
         (lambda: Storage("s3://b/y").names(), "--to s3://b/y: cannot be listed"),
         (lambda: Storage("s3://b/y").prepare(), "--to s3://b/y: the folder cannot be made"),
     ):

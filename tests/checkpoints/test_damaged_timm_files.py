@@ -188,6 +188,7 @@ WRONG_OPTIONS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     # case: (file, changed options, part of the error, part of the hint); tests/checkpoints/test_hints.py has others
     "other architecture": ("timm_deit_distilled", {"model": "vit_tiny_patch16_224"}, "dist_token", "type --model"),
     "no ViT": ("timm_vit", {"model": "convnext_atto"}, "head.fc.weight of convnext_atto is missing", "type --model"),
+    "a class": ("timm_vit", {"model": "Net"}, "no architecture 'Net'", "type --model FILE.py:CLASS"),
     "empty model": ("timm_vit", {"model": "timm:"}, "--model: timm", "type --model with a name of timm"),
     "endless strides": (
         "torchvision_vit_conv_stem",

@@ -470,7 +470,9 @@ class Export:
 
 EXPORTS = {
     "fewer labels than classes": Export(
-        file_and(*NAMES), {**GMM, "--labels": "cat,dog"}, ("--labels with a file", "--labels names.txt")
+        file_and(*NAMES),
+        {**GMM, "--labels": "cat,dog"},
+        ("--labels with the label of each class", "--labels names.txt"),
     ),
     "no file of labels": Export(
         file_and(*NAMES), {**GMM, "--labels": "classes.txt"}, ("--labels FILE", "--labels names.txt")

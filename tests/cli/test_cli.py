@@ -167,7 +167,7 @@ def test_bad_checkpoints_are_refused_and_leave_no_files(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "--input pixels needs the mean and the std of training"),
+        ((), "an input of pixels needs the mean and the std of training"),
         (("--labels", "a,b"), "2 errors:"),
         (("--dataset", "cifar100"), "--dataset cifar100: expected 10 labels, one for each class of the model, got 100"),
         (("--mean", "0.5,0.5", "--std", "0.5", *LABELS), "image mean: expected 3 numbers"),

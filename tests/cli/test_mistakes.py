@@ -46,18 +46,11 @@ def test_what_the_command_line_cannot_read(command: str, message: str, hint: str
     ("command", "message"),
     [
         ("bench nowhere --synthetic --seconds nan", "--seconds: expected a number, got nan"),
-        ("build nowhere --flavor none", "--flavor: expected auto, tensorrt or tensorrt-rtx, got 'none'"),
-        ("export nowhere -o new --precision fp32,fp64", "precision 'fp64' is not known"),
         ("export https://example.org/model.pth -o new", "gmmvit downloads nothing"),
         ("export nowhere -o new --set heads", "--set heads: expected NAME=VALUE"),
         ("export nowhere -o new --model-args {", "--model-args: expected JSON, got '{'"),
-        ("parity nowhere --runner eager,none", "runner 'none' is not known"),
         ("pack nowhere --runner eager", "--runner eager: this command cannot use this runner"),
         ("tune nowhere --bound-ms 1 --runner none", "runner 'none' is not known"),
-        (
-            "parity nowhere --expect-accuracy 93",
-            "--expect-accuracy: expected a share of the images, such as 0.97, got 93",
-        ),
         ("optimize nowhere --data none:x", "data 'none:x': expected a kind of data"),
         ("bench nowhere --data folder:vall", "vall: no such file or folder"),
         ("bench nowhere --data mnist:vall", "vall: no such file or folder"),
@@ -89,11 +82,47 @@ OWN_CLASS = "export w.pth -o new --model n.py:Net"
         ),
         (
             "parity nowhere --data folder:no --report w.html --expect-accuracy 93 --gate 2 --runner none --engine no",
-            ["w.html", "no: no such", "nowhere", "- --expect-accuracy: ", "- --gate: ", "'none'", "--engine no"],
+            [
+                "w.html",
+                "no: no such",
+                "nowhere",
+                "- --expect-accuracy: expected a share",
+                "- --gate: ",
+                "'none'",
+                "--engine no",
+            ],
+        ),
+        (
+            "convert nowhere --precision fp64 --calibration no --snr-db -1 --accuracy 2",
+            ["'fp64' is not", "pattern", "- --snr-db: expected", "- --accuracy: expected a share below 1", "nowhere"],
+        ),
+        (
+            "build nowhere --precision fp64 --batch 2:1:1 --flavor none",
+            ["--precision: ", "MIN", "--flavor: expected auto, tensorrt or", "nowhere"],
+        ),
+        (
+            "serve nowhere --classify-port 8 --host 0.0.0.0 --keys no --gateway --runner none",
+            ["--keys no", "'none'", "--host and", "--classify-port and", "nowhere"],
+        ),
+        (
+            "serve nowhere --keys w.pth --max-body 2000 --host 0.0.0.0",
+            ["--keys needs", "--max-body needs", "without a key", "nowhere"],
+        ),
+        (
+            "classify no.png --features w.pth --bundle nowhere --url x --runner none",
+            ["'none'", "w.pth exists", "nowhere", "npz", "no.png", "--bundle (classify"],
+        ),
+        (
+            "classify a --from b --to c --shards 2/1 --bundle nowhere --features f.npz",
+            ["IMAGE does not", "--features does not", "--shards 2/1", "nowhere: "],
         ),
         ("bench --data folder:no --rounds 1 --runner none", ["no: no such", "rounds", "'none'", "expected a bundle"]),
         ("export nowhere -o new --mean 1", ["nowhere: expected a PyTorch checkpoint", "--mean requires --std"]),
-        (OWN_CLASS, ["the size and the channels", "the mean and the std and the resize rule"]),
+        (
+            f"{OWN_CLASS} --set heads=2 --resize-to 64",
+            ["n.py: no such", "--resize-to does", "--set heads does", "size", "mean"],
+        ),
+        (OWN_CLASS, ["n.py: no such", "the size and the channels", "the mean and the std and the resize rule"]),
         (f"{OWN_CLASS} --labels no.txt --thresholds no.txt", ["--labels no.txt", "--thresholds no.txt"]),
         (f"{OWN_CLASS} --mean 127 --std 60 --precision fp8", ["0.498039", "fp8 needs calibration images"]),
         (
@@ -187,7 +216,6 @@ def test_the_hint_of_a_wrong_value_names_no_other_option(tmp_path: Path) -> None
         (("--precision", "int8", "--calibration", "cifar10"), "expected a path after cifar10:"),
         (("--precision", "int8", "--calibration", "digits#some"), "split 'some' is not known"),
         (("--precision", "fp16", "--snr-db", "25"), "--snr-db is for int8 with calibration images"),
-        (("--precision", "int8", "--calibration", "digits", "--keep-decisions", "1"), "expected a share below 1"),
     ],
     ids=str,
 )

@@ -285,7 +285,7 @@ def test_what_only_lacks_images_is_named_with_the_command(bundle: Bundle) -> Non
     candidates = [Candidate(runner=base, passed=True, speed=Measured(value=1.0, low=1.0, high=1.0))]
     for name, (speed, report) in reports.items():
         judgement = judgement_of(report, gate)
-        shares: Any = {"judged": judgement.judged, "kept": judgement.kept, "reason": judgement.why_not}
+        shares: Any = {"judged": judgement.judged, "kept": judgement.kept, "lacks_images": judgement.lacks_images}
         shares["speed"] = Measured(value=speed, low=speed - 0.1, high=speed + 0.1)
         candidates.append(Candidate(runner=RunnerName.parse(name), passed=False, **shares))
     images = JudgedImages(source="folder:my val", count=100, sha256="ab", labelled=True, copies=0, batches=(1, 16))

@@ -308,3 +308,10 @@ class TestProcess:
         with pytest.raises(MissingDependencyError, match="no-such-package is not installed") as caught:
             FrontProcess(UNREACHABLE, SECRET)
         assert "gmmvit-deploy[serve]" in caught.value.hint
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_client_of_triton_learns_what_this_port_takes(protocol: str) -> None:
+    with FrontProcess(UNREACHABLE, None) as front, pytest.raises(ServerError) as caught:
+        TritonClassifier(f"{protocol}://127.0.0.1:{front.port}", retry_s=0)
+    assert caught.value.hint.endswith(f"curl --data-binary @photo.jpg {front.url}/classify")

@@ -341,13 +341,9 @@ class TestOwnGateway:
             (["gateway", "MODELS"], "a gateway needs --keys FILE"),
             (["gateway", "MODELS", "--keys", "KEYS", "--ports", "1,2"], "--ports: expected three ports"),
             (["gateway", "MODELS", "--keys", "KEYS", "--listen", "10.0.0.1"], "--listen 10.0.0.1 without TLS"),
-            (["serve", "MODELS", "--keys", "KEYS"], "--keys needs --gateway"),
             (["serve", "MODELS", "--max-body", "16777216"], "--max-body needs --gateway"),  # the default
-            (["serve", "MODELS", "--queue-timeout", "3"], "--queue-timeout needs --gateway"),
             (["serve", "MODELS", "--request-pixels", "5000000"], "--request-pixels needs a bundle, got a repository"),
             (["serve", "MODELS", "--gateway"], "a gateway needs --keys FILE"),
-            (["serve", "MODELS", "--gateway", "--keys", "KEYS", "--host", "10.0.0.1"], "--host and --gateway exclude"),
-            (["serve", "MODELS", "--host", "10.0.0.1"], "--host 10.0.0.1: other machines could send requests"),
         ],
     )
     def test_what_does_not_go_together(self, arguments: list[str], message: str, tmp_path: Path) -> None:

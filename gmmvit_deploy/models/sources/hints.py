@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, get_args
 
-from gmmvit_deploy.arguments import require_counts, require_known, require_number
+from gmmvit_deploy.arguments import Refusals, require_counts, require_known, require_number
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.specs import CHANNELS, INTERPOLATIONS, Interpolation, interpolation_named
 
@@ -238,3 +238,17 @@ def own_class_of(model: str | None) -> tuple[str, str] | None:
             hint=f"type --model {path}:CLASS with a class of the file",
         )
     return None
+
+
+def require_own_class(hints: LoadHints, path: str, name: str) -> None:
+    """Check that no option states what the class ``path:name`` determines.  Errors: InputError."""
+    refusals = Refusals()
+    stated = {"--preset": hints.preset, "--head": hints.head, "--resize-to": hints.resize_to}
+    stated |= {f"--set {field}": getattr(hints, field) for field in SETTINGS if field not in ("channels", "weights")}
+    for option, value in stated.items():
+        refusals.refuse(
+            value is not None,
+            f"{option} does not apply to the class {name} of {path}, which determines the architecture",
+            hint=f"leave {option} out; type --model-args for the arguments of {name}",
+        )
+    refusals.raise_all()

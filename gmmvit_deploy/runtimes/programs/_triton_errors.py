@@ -39,6 +39,7 @@ _LOCAL = re.compile(
 _UNTRUSTED = re.compile(r"certificate.?verify.?failed|peer name|hostname verification|not in peer certificate", re.I)
 _EXPIRED = re.compile(r"certificate.?(has.?)?expired", re.I)
 _NO_TLS = re.compile(r"wrong.version.number|record layer failure|unknown.protocol|packet length too long", re.I)
+_HTTP1 = re.compile(r"frame type 80\b|http1\.x server", re.I)  # 80: the P of an answer that begins with HTTP/1
 _UNKNOWN_MODEL = re.compile(r"unknown model|has no available versions")
 _RESTRICTED = re.compile(r"(protocol|API) is restricted")
 """Triton's answer for an interface behind a secret: UNAVAILABLE, or HTTP's 403."""
@@ -146,7 +147,8 @@ def _refused(status: str, reason: str, request: Request, retry_after: str | None
         )
     if status in ("UNIMPLEMENTED", "NOT_FOUND", "404", "405"):
         what = _WHAT.get(request.method, request.method)
-        return NotOfferedError(f"the server at {url} does not offer {what} of {model}: {short}")
+        hint = _of_port_for_images(url) if "/classify" in reason else ""  # as `serving.front` answers other paths
+        return NotOfferedError(f"the server at {url} does not offer {what} of {model}: {short}", hint=hint)
     if status == "CANCELLED":
         # This package's clients cancel nothing: a gateway reset the stream, as HAProxy does before the end of a body.
         return ServerError(
@@ -172,6 +174,11 @@ def _unreachable(detail: str, request: Request) -> ServerError:
             hint=f"type {other_port}, because {_PORT_OF[parse_url(request.url).protocol]}; if the server has other "
             "ports, gmmvit serve printed its addresses at its start",
         )
+    if _HTTP1.search(detail):
+        return ServerError(
+            f"the program that answers at {request.url} does not speak gRPC: {_short(detail)}",
+            hint=_of_port_for_images(request.url),
+        )
     if _NO_TLS.search(detail):
         return ServerError(
             f"the program that answers at {request.url} does not use TLS: {_short(detail)}",
@@ -183,6 +190,14 @@ def _unreachable(detail: str, request: Request) -> ServerError:
         f"no Triton server answers at {request.url}: {_short(detail)}",
         hint="type --bundle BUNDLE to compute without a server, or gmmvit serve BUNDLE to start one, or --url and the "
         f"address of a running server; if the server {other}",
+    )
+
+
+def _of_port_for_images(url: str) -> str:
+    address = f"http://{parse_url(url).address}"
+    return (
+        "type --url with an address of gRPC or HTTP that gmmvit serve printed at its start; if this is its port for "
+        f"images, type curl --data-binary @photo.jpg {address}/classify"
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from gmmvit_deploy.bundle.artifacts import open_bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.installs import find_server
@@ -19,7 +19,7 @@ from gmmvit_deploy.serving.service import Service
 
 
 def serve_with_state(
-    path: Path | None,
+    path: Bundle | Path | None,
     folder: Path,
     options: ServerOptions,
     settings: GatewaySettings,
@@ -35,8 +35,8 @@ def serve_with_state(
     """Serve the bundle that was promoted last in a state folder, and carry out the orders of ``gmmvit rollout``.
 
     path: the first bundle; None for a folder in which a bundle was promoted.  folder: the state folder.
-    The other arguments are those of `serving.run.serve_path`.
-    Errors: those of `serving.run.serve_path` with a gateway, of `State.locked` and of `first_bundle`.
+    The other arguments are those of `serving.run.serve`.
+    Errors: those of `serving.run.serve` with a gateway, of `State.locked` and of `first_bundle`.
     """
     given = None if path is None else open_bundle(path)
     with ExitStack() as opened:

@@ -97,10 +97,12 @@ def architecture_from(text: str, *, where: str) -> str:
         )
     architecture = str(timm.models.split_model_name_tag(present_name(name))[0])
     if not timm.is_model(architecture):
-        weights = f"for weights of torchvision, type --model {CONV_STEM_VIT}; else "
+        other = "for a class of yours, type --model FILE.py:CLASS; else " if name[:1].isupper() else ""
+        if _OF_TORCHVISION.fullmatch(name):
+            other = f"for weights of torchvision, type --model {CONV_STEM_VIT}; else "
         raise SpecError(
             f"{where}: timm {timm.__version__} has no architecture {name!r}",
-            hint=f"{weights if _OF_TORCHVISION.fullmatch(name) else ''}type --model with a name of timm"
+            hint=f"{other}type --model with a name of timm"
             + (f", such as {', '.join(close)}" if (close := _close_names(architecture.lower())) else "")
             + "; type python -c \"import timm; print(*timm.list_models('*vit*'))\" to list all with vit",
         )
