@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,6 +197,7 @@ def _inspect_bundle(path: Path, report: Path | None, *, as_json: bool) -> None:
         )
     from gmmvit_cli.convert import print_gate
     from gmmvit_deploy.bundle.artifacts import open_bundle
+    from gmmvit_deploy.bundle.cascades import cascades_in
     from gmmvit_deploy.bundle.variants import forms_in, graph_file, record_of
     from gmmvit_deploy.reports.reporting import described_bundle
 
@@ -207,13 +208,16 @@ def _inspect_bundle(path: Path, report: Path | None, *, as_json: bool) -> None:
         for form in forms_in(bundle, precision)
         if (record := record_of(bundle, precision, form)) is not None
     }
+    cascades = cascades_in(bundle)
     if as_json:
         records = {Path(file).stem: record.to_json() for file, record in graphs.items()}
+        records |= {name: asdict(record) for name, record in cascades.items()}
         print_json({"bundle": described_bundle(bundle), "records": records})
         return
     rows = [("bundle", f"{path}, SHA-256 {bundle.sha256}"), ("graph model.onnx", "fp32")]
     for file, graph in graphs.items():
         rows += _rows_of(bundle, file, graph)
+    rows += [(f"cascade {name}", str(record)) for name, record in cascades.items()]
     print_table(("", ""), rows)
     for file, graph in graphs.items():
         _print_tried(file, graph.calibration or {})

@@ -29,6 +29,8 @@ from gmmvit_deploy.inference.runner_name import CASCADE_SUFFIX, RunnerName
 from gmmvit_deploy.intervals import share_interval
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from gmmvit_deploy.bundle.artifacts import Bundle
@@ -158,10 +160,29 @@ def read_cascade(bundle: Bundle, first: RunnerName, graph_sha256: str) -> Cascad
     first: the fast runner, with its form.  graph_sha256: of the graph that it loads.
     Errors: BundleError when the record is missing or cannot be read, or is of another bundle or graph.
     """
-    path = bundle.path / cascade_file(first)
-    hint = f"type gmmvit optimize {bundle.path} --data DATA --calibration IMAGES, which chooses the threshold"
+    path, hint = bundle.path / cascade_file(first), _how_to_choose(bundle)
     if not path.is_file():
         raise BundleError(f"{path}: no such file, which states the images that float32 computes again", hint=hint)
+    record = _read(path, hint)
+    if (record.bundle_sha256, record.graph_sha256) != (bundle.sha256, graph_sha256):
+        raise BundleError(f"{path}: its threshold was chosen for another network", hint=hint)
+    return record
+
+
+def cascades_in(bundle: Bundle) -> dict[str, CascadeRecord]:
+    """Return what the names of cascades have after the colon, such as ``int8-static+fp32`` → the record.
+
+    Errors: BundleError when a record cannot be read.
+    """
+    files = sorted((bundle.path / GRAPHS).glob(f"*{CASCADE_SUFFIX}.json"))
+    return {path.stem: _read(path, _how_to_choose(bundle)) for path in files}
+
+
+def _how_to_choose(bundle: Bundle) -> str:
+    return f"type gmmvit optimize {bundle.path} --data DATA --calibration IMAGES, which chooses the threshold"
+
+
+def _read(path: Path, hint: str) -> CascadeRecord:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data.pop("format") != _FORMAT:
@@ -170,12 +191,9 @@ def read_cascade(bundle: Bundle, first: RunnerName, graph_sha256: str) -> Cascad
         if differing := sorted({field.name for field in fields(CascadeRecord)} ^ set(data)):
             raise ValueError(f"differing fields: {', '.join(differing)}")
         lists = {name: tuple(values) for name, values in data.items() if isinstance(values, list)}
-        record = CascadeRecord(**{**data, **lists})
+        return CascadeRecord(**{**data, **lists})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise BundleError(f"{path}: expected the JSON record of a cascade: {exc}", hint=hint) from exc
-    if (record.bundle_sha256, record.graph_sha256) != (bundle.sha256, graph_sha256):
-        raise BundleError(f"{path}: its threshold was chosen for another network", hint=hint)
-    return record
 
 
 def write_cascade(bundle: Bundle, first: RunnerName, record: CascadeRecord) -> None:
