@@ -1,6 +1,7 @@
 """Intervals and a test of shares that are measured on images.
 
-    share of images with a property          Wilson's score interval (J. Am. Stat. Assoc. 22, 1927)
+    share of images with a property          Wilson's score interval (J. Am. Stat. Assoc. 22, 1927); where a choice
+                                             rests on it, Clopper and Pearson's exact bound (Biometrika 26, 1934)
     difference of two shares, same images    Tango's score interval for paired proportions (Statistics in Medicine 17,
                                              1998)
     McNemar's exact test                     if two classifiers are right equally often, the number of images that only
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Z95_ONE_SIDED = 1.6448536269514722
+_ONE_SIDED = 0.05
 _STEPS = 80
 
 
@@ -63,6 +65,27 @@ def share_interval(right: int, images: int, *, z: float = Z95_ONE_SIDED) -> tupl
     centre = (share + weight / 2) / (1 + weight)
     half = math.sqrt(weight * (share * (1 - share) + weight / 4)) / (1 + weight)
     return min(share, centre - half), min(max(share, centre + half), 1.0)  # the limits act on rounding only
+
+
+def exact_lower_bound(right: int, images: int) -> float:
+    """Return Clopper and Pearson's one-sided 95 % bound of a binomial share (Biometrika 26, 1934)."""
+    wrong = images - right
+    if not right:
+        return 0.0
+
+    def unlikely(share: float) -> bool:
+        """Whether so few wrong images have a probability below 5 %."""
+        terms = (
+            math.lgamma(images + 1)
+            - math.lgamma(k + 1)
+            - math.lgamma(images - k + 1)
+            + k * math.log1p(-share)
+            + (images - k) * math.log(share)
+            for k in range(wrong + 1)
+        )
+        return sum(map(math.exp, terms)) < _ONE_SIDED
+
+    return _crossing(unlikely, 0.0, 1.0)
 
 
 def mcnemar(lost: int, gained: int, *, tries: int = 1) -> float:

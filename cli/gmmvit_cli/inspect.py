@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from gmmvit_deploy.progress import Progress
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.bundle.variants import VariantRecord
+    from gmmvit_deploy.inference.runner_name import RunnerName
     from gmmvit_deploy.reports.pictures.attention_of_image import ImageAttention
 
 EXAMPLE = """gmmvit inspect checkpoint.pth --report masks.html
@@ -208,20 +209,31 @@ def _inspect_bundle(path: Path, report: Path | None, *, as_json: bool) -> None:
         for form in forms_in(bundle, precision)
         if (record := record_of(bundle, precision, form)) is not None
     }
-    cascades = cascades_in(bundle)
+    cascades = dict(_cascade(bundle, first) for first in cascades_in(bundle))
     if as_json:
         records = {Path(file).stem: record.to_json() for file, record in graphs.items()}
-        records |= {name: asdict(record) for name, record in cascades.items()}
-        print_json({"bundle": described_bundle(bundle), "records": records})
+        print_json({"bundle": described_bundle(bundle), "records": records, "cascades": cascades})
         return
     rows = [("bundle", f"{path}, SHA-256 {bundle.sha256}"), ("graph model.onnx", "fp32")]
     for file, graph in graphs.items():
         rows += _rows_of(bundle, file, graph)
-    rows += [(f"cascade {name}", str(record)) for name, record in cascades.items()]
+    rows += [(f"cascade {name}", words) for name, words in cascades.items()]
     print_table(("", ""), rows)
     for file, graph in graphs.items():
         _print_tried(file, graph.calibration or {})
         print_gate(file, graph)
+
+
+def _cascade(bundle: Bundle, first: RunnerName) -> tuple[str, str]:
+    """Return (the name of a cascade, what its record says or why it cannot be used)."""
+    from gmmvit_deploy.bundle.cascades import read_cascade
+    from gmmvit_deploy.runtimes.runners.open import graph_of
+
+    try:
+        words = str(read_cascade(bundle, first, graph_of(bundle, first).sha256))
+    except BundleError as exc:
+        words = str(exc)
+    return str(replace(first, cascade=True)), words
 
 
 def _rows_of(bundle: Bundle, file: str, graph: VariantRecord) -> list[tuple[str, str]]:

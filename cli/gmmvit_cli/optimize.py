@@ -15,6 +15,7 @@ from gmmvit_deploy.bundle.choices import Goal
 from gmmvit_deploy.inference.precision import SPECS
 
 if TYPE_CHECKING:
+    from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.bundle.choices import Choice
 
 COLLECTS = True
@@ -40,7 +41,8 @@ def optimize(
     calibration: str | None = INPUT.option(
         "DATA",
         "Images that set the ranges of static int8, none of which may be among those that judge, as in gmmvit convert. "
-        "The split is train unless the text ends with #test. Without them, static and mixed int8 are left out.",
+        "The split is train unless the text ends with #test. Without them, static and mixed int8 are left out. They "
+        "also choose which images a cascade computes again in float32.",
         autocompletion=complete_data,
     ),
     gate: float | None = _GOAL.option(
@@ -49,7 +51,8 @@ def optimize(
         show_default=f"{_INT8.accuracy_gate} with labels, {_INT8.kept_gate} without",
     ),
     keep_decisions: float | None = _GOAL.option(
-        "SHARE", "In place of --gate: the share of PyTorch's decisions to keep, also with labelled images."
+        "SHARE",
+        "In place of --gate: the share of PyTorch's decisions to keep, also with labelled images, and by a cascade.",
     ),
     goal: Goal = _GOAL.option(
         "NAME", "What to be fast in: latency or throughput.", default="latency", name="--for", names=get_args(Goal)
@@ -100,15 +103,15 @@ def optimize(
     if as_json:
         print_json(choice.to_json())
     else:
-        _print(choice, bundle)
+        _print(choice, opened)
     if report is not None:
         note(f"report: {report}")
 
 
-def _print(choice: Choice, bundle: Path) -> None:
+def _print(choice: Choice, bundle: Bundle) -> None:
     from gmmvit_deploy.optimize.table import cascades_of, could_pass, head_of, left_out_rows, passed_rows, reasons_of
 
-    title = f"{bundle}: {choice.goal} at batch {choice.batch} on {choice.machine}"
+    title = f"{bundle.path}: {choice.goal} at batch {choice.batch} on {choice.machine}"
     runner, speed, batch, accuracy, *shares = head_of(choice)
     speed, shares = speed.replace(", ", ",\n"), [share.replace(" ", "\n") for share in shares]
     # The page has the intervals of the shares, for which a line has no room.
@@ -118,9 +121,9 @@ def _print(choice: Choice, bundle: Path) -> None:
         print_table((runner, speed, "left out because"), rows, width=WIDTH)
     if reasons := reasons_of(choice):
         print_table(("not tried", "because"), reasons, width=WIDTH)
-    for sentence in cascades_of(choice):
+    for sentence in cascades_of(choice, bundle):
         typer.echo(sentence)
     typer.echo(f"judged on {choice.images}")
-    if more := could_pass(choice, bundle):
+    if more := could_pass(choice, bundle.path):
         typer.echo(more)
     typer.echo(f"chosen: {choice.passed[0].runner}")

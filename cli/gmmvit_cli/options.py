@@ -78,7 +78,8 @@ REQUEST_PIXELS = TARGET.option(
 RUNNER_OF_GRAPHS = MODEL.option(
     "NAME[:PRECISION]",
     "Runner of the network, and its precision (default: fp32), such as openvino+kernels:bf16; int8 may state its "
-    f"form, as in openvino:int8-static. NAME is {listed(_OF_GRAPHS)}. +kernels adds this project's CPU kernels "
+    "form, as in openvino:int8-static, and +fp32 computes nearly undecided images again in float32. "
+    f"NAME is {listed(_OF_GRAPHS)}. +kernels adds this project's CPU kernels "
     "(compiled code for attention).",
     autocompletion=completion(_OF_GRAPHS),
     parser=checked_runner(_OF_GRAPHS),

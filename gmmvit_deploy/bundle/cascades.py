@@ -1,16 +1,16 @@
 """The threshold of a cascade: which images int8 or bf16 answers, and which float32 computes again.
 
-    margin   of an image's decision in the fast program (`inference.cascade.decision_margins`)
-    loss     margin − the margin of the same decision in float32; the decision changes if the loss is above the margin
-    deferred images with margin < threshold
-    kept     the share of the images that are deferred, or keep their decision
+    margin    of an image's decision in the fast program (`inference.cascade.decision_margins`)
+    loss      margin − the margin of the same decision in float32; the decision changes if the loss is above the margin
+    deferred  images with margin < threshold
+    kept      the share of the images that are deferred, or keep their decision
 
-The threshold is the smallest one at which the lower end of the interval of ``kept`` (`intervals.share_interval`)
-reaches a target. Too few images prove no target, even if none changes. Then the threshold is the larger of two: the
-smallest at which no image changes, and the smallest at which the changes expected if losses do not depend on margins,
-mean over all pairs of images i, j of [margin_i ≥ threshold and loss_j > margin_i], are half of what the target allows.
+The threshold is the smallest one at which the exact lower bound of ``kept`` (`intervals.exact_lower_bound`) reaches a
+target. Too few images prove no target, even if none changes. Then the threshold is the larger of two: the smallest at
+which no image changes, and the smallest at which the changes expected if losses do not depend on margins, mean over all
+pairs of images i, j of [margin_i ≥ threshold and loss_j > margin_i], are half of what the target allows.
 
-`gmmvit optimize` writes the record beside the graphs: ``graphs/<precision>[-<form>]+fp32.json``.
+`gmmvit optimize` writes the record beside the graphs: ``graphs/<runtime>[+kernels]-<precision>[-<form>]+fp32.json``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gmmvit_deploy.bundle.variants import GRAPHS
 from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.files.writing import new_file
 from gmmvit_deploy.inference.runner_name import CASCADE_SUFFIX, RunnerName
-from gmmvit_deploy.intervals import share_interval
+from gmmvit_deploy.intervals import exact_lower_bound
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,7 @@ class AtThreshold:
     """What a threshold gives on the images that chose it.
 
     deferred: the share of the images that float32 computes again.
-    kept, kept_low: the share of kept decisions, and the lower end of its interval.
+    kept, kept_low: the share of kept decisions, and its lower bound.
     """
 
     deferred: float
@@ -58,40 +58,39 @@ class AtThreshold:
 class CascadeRecord:
     """The evidence of a threshold.
 
-    first: precision and form of the fast program, such as ``int8-static``.
-    bundle_sha256, graph_sha256: of the bundle, and of the graph that the fast program loads.
+    runner: the fast runner that computed the margins, such as ``openvino+kernels:int8-static``.
+    bundle_sha256, graph_sha256: of the bundle, and of the graph that this runner loads.
     keep_decisions: the target.
-    margins, losses: of each image.  source, sha256: of the images, which set no range of the graph.
-    golden_margins: of the reference inputs.  runner: the fast program that computed the margins.
+    margins, losses, image_sha256: of each image.  source: of the images, which set no range of the graph.
+    chose_graph: how many of them chose the recipe of the graph.
+    golden_margins: of the reference inputs.
     """
 
-    first: str
+    runner: str
     bundle_sha256: str
     graph_sha256: str
     keep_decisions: float
     threshold: float
     margins: tuple[float, ...]
     losses: tuple[float, ...]
+    image_sha256: tuple[str, ...]
     source: str
-    sha256: str
+    chose_graph: int
     golden_margins: tuple[float, ...]
-    runner: str
     versions: Mapping[str, str]
+
+    def with_target(self, keep_decisions: float) -> CascadeRecord:
+        """Return the record of another target, from the same images."""
+        threshold = chosen_threshold(np.array(self.margins), np.array(self.losses), keep_decisions)
+        return replace(self, keep_decisions=keep_decisions, threshold=threshold)
 
     def at(self, threshold: float) -> AtThreshold:
         margins, losses = np.array(self.margins), np.array(self.losses)
         stays = margins >= threshold
         kept = len(margins) - int((stays & (losses > margins)).sum())
         return AtThreshold(
-            deferred=float(1 - stays.mean()),
-            kept=kept / len(margins),
-            kept_low=share_interval(kept, len(margins))[0],
+            deferred=float((~stays).mean()), kept=kept / len(margins), kept_low=exact_lower_bound(kept, len(margins))
         )
-
-    def with_target(self, keep_decisions: float) -> CascadeRecord:
-        """Return the record of another target, from the same images."""
-        threshold = chosen_threshold(np.array(self.margins), np.array(self.losses), keep_decisions)
-        return replace(self, keep_decisions=keep_decisions, threshold=threshold)
 
     @property
     def chosen(self) -> AtThreshold:
@@ -107,11 +106,12 @@ class CascadeRecord:
         """The result in a sentence."""
         chosen, count = self.chosen, len(self.margins)
         proven = chosen.kept_low >= self.keep_decisions
-        so_far = "" if proven else f"; {count:,} images prove {chosen.kept_low:.2%}, and more is only likely"
+        more = "" if proven else f"; {count:,} images prove {chosen.kept_low:.2%}, and more is only likely"
+        more += f"; {self.chose_graph:,} of them chose the recipe of the graph too" if self.chose_graph else ""
         return (
-            f"float32 computes the images with a margin below {self.threshold:.3g} again: {chosen.deferred:.1%} of "
+            f"float32 computes images with a margin below {self.threshold:.3g} again: {chosen.deferred:.1%} of "
             f"{count:,} images of {self.source}, of which {chosen.kept:.2%} keep their decision (target "
-            f"{self.keep_decisions:.2%}{so_far})"
+            f"{self.keep_decisions:.2%}{more})"
         )
 
 
@@ -140,7 +140,7 @@ def chosen_threshold(margins: NDArray[Any], losses: NDArray[Any], keep_decisions
         return float(np.nextafter(changed[number], np.inf)) if len(changed) > number else 0.0
 
     for number in range(len(changed), -1, -1):
-        if share_interval(count - number, count)[0] >= keep_decisions:
+        if number <= (1 - keep_decisions) * count and exact_lower_bound(count - number, count) >= keep_decisions:
             return with_changes(number)
     ordered = np.sort(margins)[::-1]
     above = count - np.searchsorted(np.sort(losses), ordered, side="right")  # losses above each margin
@@ -149,18 +149,20 @@ def chosen_threshold(margins: NDArray[Any], losses: NDArray[Any], keep_decisions
     return max(with_changes(0), float(likely))
 
 
-def cascade_file(first: RunnerName) -> str:
-    """Return the name of the record of a cascade in the bundle.  first: the fast runner, with its form."""
-    return f"{GRAPHS}/{first.arithmetic.removesuffix(CASCADE_SUFFIX)}{CASCADE_SUFFIX}.json"
+def cascade_file(runner: RunnerName) -> str:
+    """Return the name of the record of a cascade in the bundle.  runner: its fast runner, with its form."""
+    first = replace(runner, cascade=False)
+    return f"{GRAPHS}/{str(first).replace(':', '-')}{CASCADE_SUFFIX}.json"
 
 
-def read_cascade(bundle: Bundle, first: RunnerName, graph_sha256: str) -> CascadeRecord:
+def read_cascade(bundle: Bundle, runner: RunnerName, graph_sha256: str) -> CascadeRecord:
     """Read the record of a cascade.
 
-    first: the fast runner, with its form.  graph_sha256: of the graph that it loads.
+    runner: its fast runner, with its form.  graph_sha256: of the graph that it loads.
     Errors: BundleError when the record is missing or cannot be read, or is of another bundle or graph.
     """
-    path, hint = bundle.path / cascade_file(first), _how_to_choose(bundle)
+    path = bundle.path / cascade_file(runner)
+    hint = f"type gmmvit optimize {bundle.path} --data DATA --calibration IMAGES, which chooses the threshold"
     if not path.is_file():
         raise BundleError(f"{path}: no such file, which states the images that float32 computes again", hint=hint)
     record = _read(path, hint)
@@ -169,17 +171,10 @@ def read_cascade(bundle: Bundle, first: RunnerName, graph_sha256: str) -> Cascad
     return record
 
 
-def cascades_in(bundle: Bundle) -> dict[str, CascadeRecord]:
-    """Return what the names of cascades have after the colon, such as ``int8-static+fp32`` → the record.
-
-    Errors: BundleError when a record cannot be read.
-    """
+def cascades_in(bundle: Bundle) -> list[RunnerName]:
+    """Return the fast runners of which the bundle has a record, of this graph or an earlier one."""
     files = sorted((bundle.path / GRAPHS).glob(f"*{CASCADE_SUFFIX}.json"))
-    return {path.stem: _read(path, _how_to_choose(bundle)) for path in files}
-
-
-def _how_to_choose(bundle: Bundle) -> str:
-    return f"type gmmvit optimize {bundle.path} --data DATA --calibration IMAGES, which chooses the threshold"
+    return [RunnerName.parse(path.stem.removesuffix(CASCADE_SUFFIX).replace("-", ":", 1)) for path in files]
 
 
 def _read(path: Path, hint: str) -> CascadeRecord:
@@ -196,9 +191,9 @@ def _read(path: Path, hint: str) -> CascadeRecord:
         raise BundleError(f"{path}: expected the JSON record of a cascade: {exc}", hint=hint) from exc
 
 
-def write_cascade(bundle: Bundle, first: RunnerName, record: CascadeRecord) -> None:
+def write_cascade(bundle: Bundle, runner: RunnerName, record: CascadeRecord) -> None:
     """Write the record of a cascade into the bundle.  Errors: OutputError when it cannot be written."""
     data = {"format": _FORMAT, **asdict(record), "curve": record.curve}
     (bundle.path / GRAPHS).mkdir(exist_ok=True)
-    with new_file(bundle.path / cascade_file(first), force=True) as file:
+    with new_file(bundle.path / cascade_file(runner), force=True) as file:
         file.write((json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())

@@ -89,7 +89,7 @@ class Candidate:
     interval settles it.  lacks_images: True if it is left out for nothing but the number of images.
     speed: the time of `Choice.base` divided by the candidate's time; None if it was not measured.
     seconds: the median time of a batch, in seconds, of a cascade the mean; None if it was not measured.
-    on_images: of a cascade.
+    on_images, threshold: of a cascade; the threshold of the margin that was judged.
     """
 
     runner: RunnerName
@@ -104,6 +104,7 @@ class Candidate:
     speed: Measured | None = None
     seconds: float | None = None
     on_images: OnImages | None = None
+    threshold: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

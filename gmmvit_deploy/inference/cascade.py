@@ -18,6 +18,9 @@ import numpy as np
 DEFERRED = "deferred"
 """The name of the output (B, 1) that says which images float32 computed again: bool."""
 
+PROBE_ID = "gmmvit-probe"
+"""The id of the requests with which a service looks whether the network answers; they count as no images."""
+
 
 def decision_margins(logits: Any, label_thresholds: Any = None) -> Any:
     """Return the margins (B,) of logits (B, C).  label_thresholds: (C,), as logits, of a multi-label network."""
@@ -48,7 +51,8 @@ class Cascade:
     def answers(self, batch: Any) -> list[Any]:
         """Return all outputs of the programs for a batch, and after them `DEFERRED` (B, 1)."""
         outputs = list(self._first(batch))
-        deferred = ~(decision_margins(outputs[0], self._label_thresholds) >= self._threshold)
+        margins = decision_margins(outputs[0], self._label_thresholds)
+        deferred = ~(np.isfinite(margins) & (margins >= self._threshold))
         if deferred.any():
             again = self._second(np.ascontiguousarray(batch[deferred]))
             outputs = [np.array(rows) for rows in outputs]

@@ -6,7 +6,7 @@ int8 is tried in each of its three forms:
     mixed    as many projections as a gate needs are in the dynamic form or in float32; for OpenVINO
     dynamic  activations are quantised while the network runs; for OpenVINO, needs no images
 
-Each int8 and bf16 program of a CPU is also tried as the first of a cascade (`bundle.cascades`).
+The fastest int8 or bf16 programs of the CPU are also tried as the first of a cascade (`bundle.cascades`).
 
 Graphs that the bundle has are kept.
 """
@@ -23,7 +23,7 @@ from gmmvit_deploy.bundle.cascades import KEEP_DECISIONS, read_cascade, write_ca
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.bundle.variants import forms_in, graph_file, open_variant, record_of
 from gmmvit_deploy.errors import GmmvitError, InputError, RunnerUnavailableError
-from gmmvit_deploy.exporting.cascades import THRESHOLD_IMAGES, write_cascades
+from gmmvit_deploy.exporting.cascades import THRESHOLD_IMAGES, cascade_from_images
 from gmmvit_deploy.exporting.variants import CALIBRATION_IMAGES, variants_from_bundle
 from gmmvit_deploy.inference.precision import Precision, graph_precision
 from gmmvit_deploy.inference.runner_name import Form, RunnerName
@@ -35,7 +35,7 @@ from gmmvit_deploy.runtimes.engines.options import BuildOptions
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes, open_images
 from gmmvit_deploy.runtimes.programs.openvino import why_no_openvino
 from gmmvit_deploy.runtimes.runners.cascade import CascadeRunner
-from gmmvit_deploy.runtimes.runners.names import CASCADES, ON_CPUS, ON_GPUS
+from gmmvit_deploy.runtimes.runners.names import ON_GPUS
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
@@ -156,54 +156,43 @@ def opened_programs(
     return opened, left_out
 
 
-def add_cascades(
+def opened_cascades(
     bundle: Bundle,
-    opened: dict[RunnerName, Runner],
-    left_out: dict[RunnerName, str],
+    fast: Sequence[RunnerName],
+    opened: Mapping[RunnerName, Runner],
     calibration: str | None,
     on_progress: OnProgress,
     *,
     keep_decisions: float | None,
-) -> None:
-    """Add a cascade of each opened program that has one to ``opened``, and the others to ``left_out``.
+) -> tuple[dict[RunnerName, Runner], dict[RunnerName, str]]:
+    """Return (the cascades of fast programs, cascade → why there is none).
 
+    fast: of those ``opened``, whose float32 program is open too.
     calibration: the images that choose thresholds; None takes the thresholds that the bundle has.
     keep_decisions: the share of the decisions to keep; None is `KEEP_DECISIONS`, or that of the bundle's thresholds.
     """
-    fast = [program for program in opened if program.name in ON_CPUS and program.precision in CASCADES]
-    exact = next((opened[name] for name in map(RunnerName, ON_CPUS) if name in opened), None)
-    # The last is the one with our kernels, of which one chooses the threshold for all that run the same graph.
-    of_graphs = {program.arithmetic: program for program in fast}
-    why_not: dict[str, str] = {}
-    try:
-        if calibration is not None and exact is not None:
-            runners = {program: opened[program] for program in of_graphs.values()}
-            missing = write_cascades(
-                bundle,
-                runners,
-                exact,
-                calibration,
-                keep_decisions=keep_decisions or KEEP_DECISIONS,
-                on_progress=on_progress,
-            )
-            why_not = {program.arithmetic: why for program, why in missing.items()}
-    except GmmvitError as exc:
-        why_not = dict.fromkeys(of_graphs, str(exc))
+    cascades: dict[RunnerName, Runner] = {}
+    left_out: dict[RunnerName, str] = {}
     for program in fast:
-        cascade, second = replace(program, cascade=True), program.stages[1]
+        cascade, first, second = replace(program, cascade=True), opened[program], opened[program.stages[1]]
         try:
-            if why := why_not.get(program.arithmetic, "" if second in opened else f"{second} cannot run here"):
-                raise RunnerUnavailableError(why)
-            graph = opened[program].graph
-            record = read_cascade(bundle, program, graph.sha256 if graph is not None else "")
-            if keep_decisions not in (None, record.keep_decisions):
-                record = record.with_target(keep_decisions)
+            if calibration is not None:
+                keep = keep_decisions or KEEP_DECISIONS
+                record = cascade_from_images(
+                    bundle, first, second, calibration, keep_decisions=keep, on_progress=on_progress
+                )
                 write_cascade(bundle, program, record)
+            else:
+                record = read_cascade(bundle, program, first.graph.sha256 if first.graph is not None else "")
+                if keep_decisions not in (None, record.keep_decisions):
+                    record = record.with_target(keep_decisions)
+                    write_cascade(bundle, program, record)
             if not record.threshold:
                 raise RunnerUnavailableError(f"float32 computes no image again: {program} keeps enough decisions alone")
-            opened[cascade] = CascadeRunner(opened[program], opened[second])
+            cascades[cascade] = CascadeRunner(first, second)
         except GmmvitError as exc:
-            left_out[cascade] = str(exc)
+            left_out[cascade] = str(exc) if calibration is not None else f"{exc}; {_NO_IMAGES}"
+    return cascades, left_out
 
 
 def _opened(program: RunnerName, bundle: Bundle, why_not: Mapping[Graph, str], on_progress: OnProgress) -> Runner:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -19,18 +19,19 @@ from gmmvit_deploy.measure.turns import UNTIMED_S, seconds_in_turn, settle
 from gmmvit_deploy.optimize._programs import PROGRAMS_OF_GPUS
 from gmmvit_deploy.parity.inputs import Batch
 from gmmvit_deploy.parity.judgement import Judgement
-from gmmvit_deploy.progress import OnProgress, ignore
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
+from gmmvit_deploy.runtimes.runners.names import CASCADES, ON_CPUS
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
 _LONGER = 3
 """The last measurement takes so many times as long as the first look."""
-MAX_TIMED = {False: 672, True: 24}
-"""For single images (False) or for batches, the maximum number of them on which a cascade is timed."""
+_TIMED_BATCHES = {False: 672, True: 24}
+"""The number of single images (False) or of batches on which a cascade is timed; 662 have a 99th percentile."""
 _GROUPS = 12
 """The rounds of a cascade: a round is a part of the images, of which some are computed again."""
 _CASCADES = 2
-"""The number of cascades to judge, those with the smallest expected time: each takes as long as another program."""
+"""The number of cascades to try: each is judged as another program."""
 _MIN_GAIN = 1.1
 """The speed of a cascade, relative to float32, from which it is worth its second graph."""
 
@@ -110,9 +111,8 @@ class Race:
         self._looked = self._time(on_progress)
         for program in self._running:
             rival = self._rival(program)
-            if program.precision != "fp32" and not program.cascade and self._ratio(program, rival).high < 1:
+            if program.precision != "fp32" and self._ratio(program, rival).high < 1:
                 self._why[program] = f"slower than {rival} in float32, so it was not judged"
-        self._leave_out_slow_cascades()
         for program in self._why:
             if program in self._opened:
                 self._opened[program].close()  # frees the GPU's memory
@@ -133,32 +133,41 @@ class Race:
                 hint="type gmmvit parity with the same bundle and --data, which says more",
             )
 
-    def _leave_out_slow_cascades(self) -> None:
-        """Keep the cascades with the smallest expected time, if it is below that of float32."""
+    @property
+    def firsts(self) -> list[RunnerName]:
+        """The programs to try as the first of a cascade: the fastest whose float32 program is left, at most two."""
+        floats, median = self._floats, self._median_looked
+        firsts = [
+            program
+            for program in self._running
+            if program.name in ON_CPUS and program.precision in CASCADES and program.stages[1] in floats
+            if _MIN_GAIN * median(program) < median(self._rival(program))
+        ]
+        return sorted(firsts, key=median)[:_CASCADES]
 
-        def expected(cascade: RunnerName) -> float:
-            first, second = (self._looked.get(stage) for stage in cascade.stages)
-            if not first or not second:
-                return np.inf  # a stage fails
-            runner = self._opened[cascade]
+    def add(self, cascades: Mapping[RunnerName, Runner], left_out: Mapping[RunnerName, str]) -> None:
+        """Add cascades, but for those whose expected time gains too little."""
+        self._opened |= cascades
+        self._why |= left_out
+        for cascade, runner in cascades.items():
+            first, second = map(self._median_looked, cascade.stages)
             deferred = runner.record.chosen.deferred if runner.record is not None else 1.0
-            return float(np.median(first) + deferred * np.median(second))
-
-        ordered = sorted((program for program in self._running if program.cascade), key=expected)
-        for place, cascade in enumerate(ordered):
-            base = float(np.median(self._looked[self._rival(cascade)]))
-            if expected(cascade) * _MIN_GAIN > base:
+            if _MIN_GAIN * (first + deferred * second) > self._median_looked(self._rival(cascade)):
                 self._why[cascade] = f"expected to be less than {_MIN_GAIN:g} times as fast as float32"
-            elif place >= _CASCADES:
-                self._why[cascade] = f"expected to be slower than {ordered[0]}"
+
+    def _median_looked(self, program: RunnerName) -> float:
+        return float(np.median(self._looked[program]))
 
     def measure(self, images: Iterable[Batch] = (), *, on_progress: OnProgress = ignore) -> None:
         """Time the programs that are left, for longer, and leave out precisions that are not clearly faster.
 
-        images: batches of the images that judge, on which cascades are timed.
+        images: batches of the images that judge, on which cascades are timed, again and again if they are few.
         """
         self._measured = self._time(on_progress, times=_LONGER)
-        self._time_cascades([batch.inputs for batch in images] if any(each.cascade for each in self._running) else [])
+        if any(program.cascade for program in self._running):
+            batches = [batch.inputs for batch in images]
+            count = _TIMED_BATCHES[len(batches[0]) > 1]
+            self._time_cascades((batches * -(-count // len(batches)))[:count], on_progress)
         for program in self._running:
             rival = self._rival(program)
             if program.cascade and self._ratio(program, rival).value < _MIN_GAIN:
@@ -185,26 +194,28 @@ class Race:
         self.base = min(self._floats, key=lambda program: float(np.median(of_each[program])))
         return of_each
 
-    def _time_cascades(self, batches: list[NDArray[np.generic]]) -> None:
+    def _time_cascades(self, batches: list[NDArray[np.generic]], on_progress: OnProgress) -> None:
         """Time each cascade and its rivals on the batches; a round is one of `_GROUPS` parts of them."""
-        parts = [batches[part[0] : part[-1] + 1] for part in np.array_split(range(len(batches)), _GROUPS) if len(part)]
+        parts = [batches[part[0] : part[-1] + 1] for part in np.array_split(range(len(batches)), _GROUPS)]
         for cascade in [program for program in self._running if program.cascade]:
             programs = list(dict.fromkeys([cascade, self._rival(cascade), self.base]))
             rounds: dict[RunnerName, list[float]] = {program: [] for program in programs}
             seconds: list[float] = []  # of each batch, in the cascade
             deferred = 0
+            for batch in batches:  # compiles the graph for each number of images that are computed again
+                deferred += int(self._opened[cascade].run_all(batch)[DEFERRED].sum())
             for number, part in enumerate(parts):
+                on_progress(Progress(f"time {cascade} on images", number, len(parts)))
                 for program in programs if number % 2 else reversed(programs):
-                    runner = self._opened[program]
-                    settle(partial(runner.run, part[0]), UNTIMED_S)
-                    start = time.perf_counter()
+                    run = self._opened[program].run
+                    settle(partial(run, part[0]), UNTIMED_S)
+                    of_part = []
                     for batch in part:
-                        before = time.perf_counter()
-                        answers = runner.run_all(batch)
-                        if program == cascade:
-                            seconds.append(time.perf_counter() - before)
-                            deferred += int(answers[DEFERRED].sum())
-                    rounds[program].append(time.perf_counter() - start)
+                        start = time.perf_counter()
+                        run(batch)
+                        of_part.append(time.perf_counter() - start)
+                    rounds[program].append(sum(of_part))
+                    seconds += of_part if program == cascade else []
             self._of_cascades[cascade] = rounds
             self._on_images[cascade] = OnImages(
                 deferred=deferred / sum(map(len, batches)),
@@ -258,4 +269,5 @@ class Race:
             speed=self._speed(program),
             seconds=float(np.median(seconds)) if seconds else None,
             on_images=on_images,
+            threshold=runner.record.threshold if runner is not None and runner.record is not None else None,
         )

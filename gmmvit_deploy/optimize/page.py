@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.cascades import CascadeRecord, read_cascade
 from gmmvit_deploy.bundle.choices import Candidate, Choice
-from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.optimize.table import cascades_of, could_pass, head_of, left_out_rows, passed_rows, reasons_of
 from gmmvit_deploy.reports.pages import Summary, figure, rendered, written_page
@@ -46,7 +44,7 @@ def page_of(choice: Choice, bundle: Bundle) -> str:
         passed=passed_rows(choice),
         left_out=left_out_rows(choice),
         not_tried=reasons_of(choice),
-        cascades=cascades_of(choice),
+        cascades=cascades_of(choice, bundle),
         plots=plots,
         scope=_scope(choice, bundle),
     )
@@ -96,13 +94,12 @@ def _plot(timed: list[tuple[Candidate, Measured]], choice: Choice) -> str:
 
 
 def _curves(choice: Choice, bundle: Bundle) -> dict[str, CascadeRecord]:
-    """Return the records of the cascades that were timed; one that was written anew since is left out."""
-    records = {}
-    for one in choice.candidates:
-        if one.on_images is not None:
-            with suppress(BundleError):
-                records[str(one.runner)] = read_cascade(bundle, one.runner, one.graph_sha256)
-    return records
+    """Return the records of the cascades that were timed."""
+    return {
+        str(one.runner): read_cascade(bundle, one.runner, one.graph_sha256)
+        for one in choice.candidates
+        if one.on_images is not None
+    }
 
 
 def _plot_of_curves(curves: dict[str, CascadeRecord]) -> str:

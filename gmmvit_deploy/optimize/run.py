@@ -21,8 +21,8 @@ from gmmvit_deploy.bundle.choices import Choice, JudgedImages, write_choice
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import BundleError, InputError, OutputError
 from gmmvit_deploy.inference.precision import SPECS, Precision
-from gmmvit_deploy.optimize._programs import add_cascades, convert_missing, opened_programs, refuse_overlap
-from gmmvit_deploy.optimize._race import MAX_TIMED, Race
+from gmmvit_deploy.optimize._programs import convert_missing, opened_cascades, opened_programs, refuse_overlap
+from gmmvit_deploy.optimize._race import Race
 from gmmvit_deploy.optimize.options import OptimizeOptions
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import ImageStream
@@ -67,10 +67,12 @@ def optimize_bundle(
         kept = gate.keep_decisions or SPECS["int8"].kept_gate
         why_not = convert_missing(bundle, needed, options.calibration, on_progress, kept=kept)
         opened, left_out = opened_programs(bundle, why_not, stack, on_progress)
-        add_cascades(bundle, opened, left_out, options.calibration, on_progress, keep_decisions=gate.keep_decisions)
         race = Race(opened, left_out)
         inputs = np.resize(bundle.golden_rows()[0], (judged, *bundle.input_shape))
         race.look(inputs[:batch], inputs, on_progress=prefixed("look how fast each program is", on_progress))
+        # Without a share that the user states, int8's own gate would ask less of a cascade than it can give.
+        stated = gate.keep_decisions if options.keep_decisions or options.gate else None
+        race.add(*opened_cascades(bundle, race.firsts, opened, options.calibration, on_progress, keep_decisions=stated))
         report = check_parity(
             bundle,
             race.runners,
@@ -88,9 +90,7 @@ def optimize_bundle(
             if check.verdict == "failed":
                 raise BundleError(f"{bundle.path}: {check.name}: {check.reasons[0]}")
         race.judge([judgement_of(of_runner, gate) for of_runner in report.runners])
-        images = ImageStream(
-            bundle=bundle, images=options.images, batch=batch, limit=min(stream.count, batch * MAX_TIMED[batch > 1])
-        )
+        images = ImageStream(bundle=bundle, images=options.images, batch=batch, limit=stream.count)
         race.measure(images, on_progress=prefixed("time those that pass in turn", on_progress))
         data = report.data or {}
     choice = Choice(

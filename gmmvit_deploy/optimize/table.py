@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.cascades import read_cascade
 from gmmvit_deploy.bundle.choices import Candidate, Choice
 from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.parity.judgement import ENOUGH_IMAGES
@@ -40,15 +42,16 @@ def reasons_of(choice: Choice) -> list[tuple[str, str]]:
     return [(", ".join(names), reason) for reason, names in shared.items()]
 
 
-def cascades_of(choice: Choice) -> list[str]:
-    """Return a sentence about each cascade that was timed."""
+def cascades_of(choice: Choice, bundle: Bundle) -> list[str]:
+    """Return two sentences about each cascade that was timed: about its time, and about its threshold."""
     sentences = []
     for one in choice.candidates:
         if (on := one.on_images) is not None:
+            record = read_cascade(bundle, one.runner, one.graph_sha256)
             p99 = "" if on.p99 is None else f", 99 % within {on.p99 * 1e3:.1f} ms"
             sentences.append(
                 f"{one.runner}: float32 computed {on.deferred:.1%} of the images again; a batch takes "
-                f"{on.mean * 1e3:.1f} ms on average, half within {on.p50 * 1e3:.1f} ms{p99}"
+                f"{on.mean * 1e3:.1f} ms on average, half within {on.p50 * 1e3:.1f} ms{p99}. The threshold: {record}"
             )
     return sentences
 

@@ -174,9 +174,10 @@ class NumericCheck(RunnerCheck):
             distances = self._logits[batch].setdefault(name + stage, Distances(name + stage, batch=batch, stored=noise))
             of_graph = answers.of_graph[rows] if answers.of_graph is not None and not stage else None
             distances.add(answers.logits[rows], known.trained[rows], known.exact[rows], of_graph)
-        if known.features is not None and answers.features is not None:
-            distances = self._features[batch].setdefault(name, Distances(f"{name}, features", batch=batch))
-            distances.add(answers.features, *known.features)
+            if known.features is not None and answers.features is not None:
+                shown = Distances(f"{name}, features{stage}", batch=batch)
+                distances = self._features[batch].setdefault(name + stage, shown)
+                distances.add(answers.features[rows], *(features[rows] for features in known.features))
         if not answers.real and batch == self.tested.batches[-1]:
             self._kept_logits.append(answers.comparable)
 

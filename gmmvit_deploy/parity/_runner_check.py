@@ -23,6 +23,7 @@ from gmmvit_deploy.parity._verdict import Check, skipped_check
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.reference import Known, Reference, Sample
 from gmmvit_deploy.progress import OnProgress, prefixed
+from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
@@ -101,13 +102,6 @@ class Answers:
     deferred: NDArray[Any] | None
 
     @property
-    def expected(self) -> NDArray[Any] | None:
-        """``of_graph``, and PyTorch's logits of the images that a cascade computed again."""
-        if self.of_graph is None or self.deferred is None:
-            return self.of_graph
-        return np.where(self.deferred[:, None], self.known.exact, self.of_graph)
-
-    @property
     def comparable(self) -> NDArray[Any]:
         """The logits in the shape of PyTorch's (B, C); NaN if the runner's have another shape."""
         shape = self.known.exact.shape
@@ -136,7 +130,7 @@ class RunnerUnderTest:
         """Compute a batch, and give the answers to every check."""
         images = known.batch.inputs
         of_graph = self.graph.logits(images, real=real) if self.graph is not None else None
-        new = np.ones(len(images), bool) if self.graph is None else self.graph.new(images)
+        new = self._new(images)
         without_kernels = self._without_kernels(images[new]) if real and new.any() else None
         for batch in self.batches:
             outputs = self.runner.rows_all(images, batch=batch)
@@ -155,12 +149,19 @@ class RunnerUnderTest:
             for check in self.checks:
                 check.add(answers)
 
+    def _new(self, images: NDArray[Any]) -> NDArray[Any]:
+        """Return which images chose neither ranges nor a threshold of the runner."""
+        new = np.ones(len(images), bool) if self.graph is None else self.graph.new(images)
+        if self.runner.record is not None:
+            new &= ~np.isin(image_hashes(images), self.runner.record.image_sha256)
+        return new
+
     def _without_kernels(self, inputs: NDArray[Any]) -> NDArray[Any] | None:
         runner = self.runner
         if self.graph is None or not runner.runner_name.kernels:
             return None
         if self._plain is None:
-            self._plain = open_runner(replace(runner.runner_name, kernels=False), runner.bundle)
+            self._plain = open_runner(replace(runner.runner_name, kernels=False, cascade=False), runner.bundle)
             self._plain.judged = True
         return self._plain.rows(inputs)
 

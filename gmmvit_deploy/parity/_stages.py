@@ -57,7 +57,7 @@ class Stages:
         self._stages: dict[str, _Stage] = {}
         self._all, self._features, self._noise = ErrorMeasure(), ErrorMeasure(), ErrorMeasure()
         self._kept = RoundingKept()
-        self._images = 0
+        self._images = self._deferred = 0
 
     def add(self, answers: Answers) -> None:
         """Add the images that can judge the runner, of a batch that has some."""
@@ -68,9 +68,16 @@ class Stages:
         self._noise.add(known.trained[new], exact)
         if answers.features is not None and known.features is not None:
             self._features.add(answers.features[new], known.features[1][new])
-        if answers.expected is None:
+        if answers.of_graph is None:
             return
-        of_graph = answers.expected[new]
+        of_graph = answers.of_graph[new]
+        if answers.deferred is not None:  # float32 answered the others
+            first = ~answers.deferred[new]
+            logits, exact, of_graph = logits[first], exact[first], of_graph[first]
+            without_kernels = None if without_kernels is None else without_kernels[first]
+            self._deferred += int((~first).sum())
+            if not first.any():
+                return
         of_runtime = logits if without_kernels is None else without_kernels
         self._kept.add(of_runtime, of_graph, exact)
         self._add_to("quantisation", exact, of_graph)
@@ -121,8 +128,11 @@ class Stages:
             reasons.append(f"{self.blamed}: {db:.1f} dB, expected at least {snr_db:g} dB")
         if least_cosine is not None and not cosine >= least_cosine:
             reasons.append(f"{self.blamed}: least cosine {cosine:.4f} of the {of}, expected at least {least_cosine:g}")
+        if self._deferred:
+            words.append(f"{self._deferred:,} images deferred to float32, which has no part in the stages")
         whole = f"{db:.1f} dB{_gate(snr_db)}, least cosine {cosine:.4f}{_gate(least_cosine)} of the {of}"
         details = {"images": self._images, "db": db, "least_cosine": cosine, "cosine_of": of, "stages": stages}
+        details |= {"deferred": self._deferred} if self._deferred else {}
         return passed_unless(
             reasons,
             "stages",
@@ -143,7 +153,7 @@ class Stages:
                 limit = max(limit, roundoff_ratio("bf16") * self._noise.errors().rms)
             if errors.broken:
                 problems.append((name, f"the logits of {errors.broken} of {errors.rows} images are not finite"))
-            elif self._images < _MIN_IMAGES:
+            elif errors.rows < _MIN_IMAGES:
                 continue
             elif errors.rms > limit:
                 problems.append(

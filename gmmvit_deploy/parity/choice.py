@@ -37,7 +37,8 @@ def _checked(bundle: Bundle, parity: ParityReport) -> Check | None:
         (
             of_runner
             for of_runner in parity.runners
-            if (of_runner.runner, of_runner.precision) == (runner.name, runner.precision)
+            if (of_runner.runner, of_runner.precision, of_runner.cascade)
+            == (runner.name, runner.precision, runner.cascade)
             and runner.form in ("", of_runner.form)
         ),
         None,

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gmmvit_deploy.errors import OverloadError, ServerError
+from gmmvit_deploy.inference.cascade import PROBE_ID
 
 _BYTES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "UINT32": 4, "INT32": 4}
 _BYTES |= {"FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8}
@@ -118,7 +119,7 @@ def _probe(model: str, config: Mapping[str, Any]) -> Probe | None:
         inputs.append({"name": entry["name"], "shape": batch + shape, "datatype": kind, "parameters": parameters})
         tensors.append(data)
     outputs = [{"name": entry["name"], "parameters": {"binary_data": True}} for entry in config.get("output", [])]
-    header = json.dumps({"id": "gmmvit-probe", "inputs": inputs, "outputs": outputs}).encode()
+    header = json.dumps({"id": PROBE_ID, "inputs": inputs, "outputs": outputs}).encode()
     body = header + b"".join(tensors)
     return Probe(model=model, body=body, json_bytes=len(header), ensemble="ensemble_scheduling" in config)
 

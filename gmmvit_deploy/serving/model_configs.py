@@ -237,10 +237,10 @@ def _ensemble(bundle: Bundle, options: RepositoryOptions, name: str, *, cascade:
         _add_step(config, options.network, [between], [output.name for output in config.output])
     else:
         _add_label_outputs(config, bundle)
+        _add_step(config, options.network, [between], [_LOGITS, DEFERRED] if cascade else [_LOGITS])
         _add_step(config, options.labels, [_LOGITS], [output.name for output in config.output])
         if cascade:
             _add_deferred(config)
-        _add_step(config, options.network, [between], [_LOGITS, DEFERRED] if cascade else [_LOGITS])
     return config
 
 

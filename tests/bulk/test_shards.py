@@ -158,8 +158,8 @@ def test_a_worker_with_other_versions_is_refused(
 
 def test_batches_and_runners_that_do_not_fit_are_refused(bundle: Bundle, tmp_path: Path) -> None:
     job, _, _ = planned(bundle, write_folder(tmp_path / "s", FILES), str(tmp_path / "to"))
-    with pytest.raises(InputError, match="takes at most 8 images"):
+    with pytest.raises(InputError, match="batch: expected at most 8"):
         settings_of(replace(job, batch=9), bundle)
     for runner in ("triton-grpc", "tensorrt"):
-        with pytest.raises(InputError, match=f"--runner {runner}: .* without a server"):
+        with pytest.raises(InputError, match=f"runner {runner}: .* without a server"):
             require_bulk_runner(runner)

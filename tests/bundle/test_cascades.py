@@ -59,7 +59,7 @@ def test_the_images_of_a_batch_that_are_computed_again_run_as_one_batch_and_leav
         sizes.append(len(batch))
         return [batch + 100, batch * 2]
 
-    logits = np.array([[0.0, 5.0], [1.0, 1.1], [np.nan, 1.0], [3.0, 2.95]], np.float32)
+    logits = np.array([[0.0, 5.0], [1.0, 1.1], [np.nan, 1.0], [np.inf, 2.95]], np.float32)
     cascade = Cascade(lambda batch: [batch, batch * 3], second, 0.5)
     answers, features, deferred = cascade.answers(logits)
     assert deferred[:, 0].tolist() == [False, True, True, True]

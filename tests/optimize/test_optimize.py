@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,23 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.cascades import read_cascade, write_cascade
 from gmmvit_deploy.bundle.choices import Candidate, Choice, JudgedImages, Machine, read_choices, write_choice
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.bundle.variants import forms_in, open_variant
+from gmmvit_deploy.exporting import cascades as cascades_of_images
 from gmmvit_deploy.exporting.variants import variant_from_bundle, variants_from_bundle
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.optimize import _programs, _race
 from gmmvit_deploy.optimize.page import page_of
 from gmmvit_deploy.optimize.table import could_pass
+from gmmvit_deploy.parity import _deferral
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.judgement import judgement_of
 from gmmvit_deploy.parity.report import RunnerReport
+from gmmvit_deploy.runtimes.runners.chosen import choose_runner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import graph_of, open_runner
 from tests.cli.terminal import Answer, gmmvit_here, refused
@@ -193,11 +198,41 @@ def test_with_calibration_every_form_is_tried_and_kept(bundle: Bundle, labelled:
     assert best.graph_sha256 == open_variant(copy, "int8", best.runner.form).sha256
     assert forms <= set(forms_in(copy, "int8"))
     cascades = [each for each in choice.candidates if each.runner.cascade]
-    assert {"openvino:int8-dynamic+fp32", "onnxruntime:int8-static+fp32"} <= {str(each.runner) for each in cascades}
-    assert all(each.on_images or each.reason for each in cascades)
-    few = of(choice, "onnxruntime:int8-static+fp32").reason
-    assert "16 images of" in few
-    assert "set no range, and a threshold needs 32" in few
+    assert len(cascades) == 2  # of the fastest: static int8, of whose calibration images too few set no range
+    assert all("16 images of" in each.reason and "a threshold needs 32" in each.reason for each in cascades)
+
+
+@pytest.mark.nightly
+def test_a_cascade_is_judged_and_timed_on_images(
+    precise_bundle: Bundle, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_race, "_TIMED_BATCHES", {False: 662, True: 12})
+    monkeypatch.setattr(_race, "_MIN_GAIN", 0.0)
+    for module in (cascades_of_images, _deferral):
+        monkeypatch.setattr(module, "chosen_threshold", lambda margins, losses, keep: float(np.median(margins)))
+    copy = copied(precise_bundle, tmp_path)
+    np.savez(tmp_path / "others.npz", images=photographs(7, 96))
+    page = tmp_path / "page.html"
+    arguments = ("--data", f"array:{labelled}", "--calibration", tmp_path / "others.npz", "--keep-decisions", "0.9")
+    choice, answer = optimized(copy, *arguments, "--report", page)
+    cascade = next((each for each in choice.candidates if each.on_images), None)
+    assert cascade is not None, [(each.reason, each.judged) for each in choice.candidates if each.runner.cascade]
+    assert cascade.judged is not None
+    assert cascade.on_images is not None
+    assert 0.2 < cascade.on_images.deferred < 0.8
+    assert cascade.on_images.p50 <= (cascade.on_images.p99 or 0)
+    assert cascade.threshold == read_cascade(copy, cascade.runner, cascade.graph_sha256).threshold
+    words = f"{cascade.runner}: float32 computed {cascade.on_images.deferred:.1%} of the images again"
+    assert words in answer.out
+    assert "Images that float32 computes again" in page.read_text()
+    assert read_choices(copy.path)[0][0] == choice
+    # A threshold that nobody judged is not taken.
+    chosen = replace(choice, candidates=(replace(cascade, passed=True),))
+    write_choice(copy.path, chosen)
+    assert choose_runner(copy).runner == cascade.runner
+    record = read_cascade(copy, cascade.runner, cascade.graph_sha256)
+    write_cascade(copy, cascade.runner, replace(record, threshold=record.threshold * 2))
+    assert "another threshold was judged" in choose_runner(copy).notes[0]
 
 
 def test_images_that_calibrate_do_not_judge(bundle: Bundle, labelled: Path) -> None:

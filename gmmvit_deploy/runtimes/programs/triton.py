@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gmmvit_deploy.errors import InputError, OverloadError, ServerError
 from gmmvit_deploy.extras import require
+from gmmvit_deploy.inference.cascade import DEFERRED
 from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs._triton_errors import Request, error_from_refusal, error_from_transport
@@ -274,7 +275,7 @@ def _served_model(name: str, answer: Mapping[str, Any]) -> ServedModel:
         name=name,
         max_batch=int(config.get("max_batch_size", 0)),
         inputs={i["name"]: tuple(map(int, i["dims"])) for i in config["input"]},
-        outputs=tuple(output["name"] for output in config["output"]),
+        outputs=tuple(output["name"] for output in config["output"] if output["name"] != DEFERRED),
         label_set=LabelSet.from_parameters(parameters),
         bundle_sha256=parameters.get("gmmvit_bundle_sha256"),
         preprocessing=json.loads(parameters.get("preprocessing", "null")),

@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
 
 
-def why_no_cascade(bundle: Bundle) -> str:
-    """Return why a bundle has no cascade, or ""."""
+def require_decisions(bundle: Bundle) -> None:
+    """Refuse a bundle in which no image is nearly undecided.  Errors: InputError."""
     manifest = bundle.manifest
     if not manifest.has_logits:
-        return "the bundle has features and no logits, so no image is nearly undecided"
+        raise InputError(f"{bundle.path}: it has features and no logits, so no image is nearly undecided")
     if len(manifest.labels) < 2 and manifest.task != "multi-label":
-        return "the network has a single logit, so no image is nearly undecided"
-    return ""
+        raise InputError(f"{bundle.path}: the network has a single logit, so no image is nearly undecided")
 
 
 def label_thresholds(bundle: Bundle) -> NDArray[Any] | None:
@@ -37,10 +36,9 @@ def label_thresholds(bundle: Bundle) -> NDArray[Any] | None:
 class CascadeRunner(Runner):
     """Two runners of a bundle: the fast one answers, and float32 answers the images that it defers.
 
-    Each compares itself with the reference outputs.
+    Each compares itself with the reference outputs, in place of the whole.
     """
 
-    judged = True
     record: CascadeRecord
 
     def __init__(self, first: Runner, second: Runner) -> None:
@@ -50,8 +48,7 @@ class CascadeRunner(Runner):
         """
         bundle = first.bundle
         super().__init__(bundle)
-        if why := why_no_cascade(bundle):
-            raise InputError(f"{bundle.path}: {why}")
+        require_decisions(bundle)
         self.name, self.precision, self.form = first.name, first.precision, first.form
         self.graph, self.runtime = first.graph, first.runtime
         self.first, self.second = first, second
@@ -62,6 +59,10 @@ class CascadeRunner(Runner):
             self.record.threshold,
             label_thresholds(bundle),
         )
+
+    @property
+    def stages(self) -> tuple[Runner, ...]:
+        return self.first, self.second
 
     @property
     def settings(self) -> dict[str, str]:
@@ -84,6 +85,9 @@ class CascadeRunner(Runner):
     def run_all(self, batch: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
         self._require(batch)
         return dict(zip((*self.outputs, DEFERRED), self._cascade.answers(batch), strict=True))
+
+    def _require(self, batch: NDArray[Any]) -> None:
+        self._check(batch)
 
     def close(self) -> None:
         self.first.close()

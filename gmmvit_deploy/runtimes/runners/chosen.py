@@ -115,8 +115,8 @@ def _why_not(bundle: Bundle, candidate: Candidate, runners: Collection[str]) -> 
         return f"only {', '.join(runners)} can be used here"
     try:
         graph = graph_of(bundle, runner)
-        if runner.cascade:
-            read_cascade(bundle, runner, graph.sha256)
+        if runner.cascade and read_cascade(bundle, runner, graph.sha256).threshold != candidate.threshold:
+            return f"another threshold was judged; type gmmvit optimize {bundle.path} to judge that of the bundle"
     except BundleError as exc:
         return str(exc)
     if graph.sha256 != candidate.graph_sha256:

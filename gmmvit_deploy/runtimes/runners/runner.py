@@ -164,6 +164,11 @@ class Runner:
         return replace(RunnerName.parse(self.name, self.precision), form=self.form, cascade=self.record is not None)
 
     @property
+    def stages(self) -> tuple[Runner, ...]:
+        """The runner, or those of which it consists."""
+        return (self,)
+
+    @property
     def kept_gate(self) -> float:
         """The share of PyTorch's decisions to keep; 1 for all that the limit of the logits decides."""
         return SPECS[self.precision].kept_gate if self.record is None else self.record.keep_decisions
@@ -261,6 +266,7 @@ class Runner:
 @contextmanager
 def judging(runners: Sequence[Runner]) -> Iterator[None]:
     """Inside the block, the caller judges every output of the runners, so that they do not compare themselves."""
+    runners = [stage for runner in runners for stage in runner.stages]
     before = [runner.judged for runner in runners]
     for runner in runners:
         runner.judged = True

@@ -8,6 +8,7 @@ from gmmvit_deploy.bundle.cascades import read_cascade
 from gmmvit_deploy.bundle.variants import cpu_form, open_variant
 from gmmvit_deploy.errors import BundleError, NotOfferedError, ServerError
 from gmmvit_deploy.inference.cascade import DEFERRED
+from gmmvit_deploy.inference.precision import graph_precision
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.precision_names import precision_from
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.bundle.variants import Variant
+    from gmmvit_deploy.inference.precision import Precision
 
 
 class TritonRunner(Runner):
@@ -87,7 +89,8 @@ class TritonRunner(Runner):
         if not served.on_gpu:
             self.form = RunnerName.parse(served.runner).form or cpu_form(bundle, self.precision)
         if not other_bundle and RunnerName.parse(served.runner).cascade:
-            self.record = read_cascade(bundle, self.runner_name, self._graph().sha256)
+            runner = RunnerName.parse(served.runner)
+            self.record = read_cascade(bundle, runner, self._graph(graph_precision(self.precision)).sha256)
         self._settings = dict(served.settings)
         self.max_batch = min(self.max_batch, served.max_batch)
 
@@ -104,10 +107,10 @@ class TritonRunner(Runner):
         return {"server": f"{version} at {self._connection.url}", "model": self._network}
 
     def inspectable(self) -> Inspection:
-        return stand_in(self._graph(), f"{self.name} cannot be inspected")
+        return stand_in(self._graph(self.precision), f"{self.name} cannot be inspected")
 
-    def _graph(self) -> Variant:
-        return open_variant(self.bundle, self.precision, self.form)
+    def _graph(self, precision: Precision) -> Variant:
+        return open_variant(self.bundle, precision, self.form)
 
     def run_all(self, batch: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
         if self.record is None:

@@ -19,7 +19,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gmmvit_inference.cascade import Cascade
+from gmmvit_inference.cascade import PROBE_ID, Cascade
 from gmmvit_inference.labels import LabelSet
 from gmmvit_inference.precision import SPECS
 from gmmvit_inference.reference_outputs import wrong_in_batch
@@ -80,10 +80,10 @@ class TritonPythonModel:
                     error=pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
                 )
         if valid:
-            self._run(batches, valid, answers)
+            self._run(requests, batches, valid, answers)
         return answers
 
-    def _run(self, batches: list[Any], valid: list[int], answers: list[Any]) -> None:
+    def _run(self, requests: list[Any], batches: list[Any], valid: list[int], answers: list[Any]) -> None:
         """Run the valid requests as a single batch, and write each request's rows of the outputs to ``answers``."""
         together = batches[valid[0]] if len(valid) == 1 else np.concatenate([batches[i] for i in valid])
         try:
@@ -93,8 +93,6 @@ class TritonPythonModel:
             for i in valid:
                 answers[i] = pb_utils.InferenceResponse(error=error)
             return
-        for counter, count in zip(self.counters, (len(together), int(computed[-1].sum())), strict=False):
-            counter.increment(count)
         start = 0
         for i in valid:
             end = start + len(batches[i])
@@ -103,6 +101,10 @@ class TritonPythonModel:
                 for name, rows in zip(self.outputs, computed, strict=True)
             ]
             answers[i] = pb_utils.InferenceResponse(tensors)
+            if self.counters and requests[i].request_id() != PROBE_ID:
+                images, deferred = self.counters
+                images.increment(end - start)
+                deferred.increment(int(computed[-1][start:end].sum()))
             start = end
 
 

@@ -17,15 +17,16 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.bundle.cascades import read_cascade, write_cascade
+from gmmvit_deploy.bundle.cascades import write_cascade
 from gmmvit_deploy.errors import BundleError, InputError
-from gmmvit_deploy.exporting.cascades import write_cascades
+from gmmvit_deploy.exporting.cascades import cascade_from_images
 from gmmvit_deploy.inference import cascade as cascade_program
 from gmmvit_deploy.inference.cascade import DEFERRED
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import RunnerReport
+from gmmvit_deploy.runtimes.programs.openvino import has_bf16
 from gmmvit_deploy.runtimes.runners.cascade import CascadeRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.serving.front.options import FrontOptions
@@ -50,10 +51,8 @@ def cascades(precise_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -
     images = np.random.default_rng(3).integers(0, 256, (160, 4, 4, 3), dtype=np.uint8)
     np.savez(folder / "images.npz", images=images.repeat(8, axis=1).repeat(8, axis=2))
     with open_runner(FAST, bundle) as fast, open_runner("onnxruntime", bundle) as exact:
-        why_not = write_cascades(bundle, {FAST: fast}, exact, str(folder / "images.npz"), keep_decisions=0.99)
-        assert why_not == {}
-        record = read_cascade(bundle, FAST, fast.graph.sha256 if fast.graph else "")
-    assert len(record.margins) == 160
+        record = cascade_from_images(bundle, fast, exact, str(folder / "images.npz"), keep_decisions=0.99)
+    assert (len(record.margins), record.chose_graph) == (160, 0)
     # As if int8 changed the third of the decisions with the smallest margins, which it does not.
     losses = (float(np.quantile(record.margins, 1 / 3)),) * len(record.margins)
     write_cascade(bundle, FAST, replace(record, losses=losses).with_target(0.9))
@@ -105,8 +104,7 @@ def another_threshold(runner: CascadeRunner) -> None:
 
 
 def another_network(runner: CascadeRunner) -> None:
-    margins = tuple(margin + 30.0 for margin in runner.record.golden_margins)
-    runner.record = replace(runner.record, golden_margins=margins)
+    runner.record = replace(runner.record, golden_margins=runner.record.golden_margins[::-1])
 
 
 def exchanged(runner: CascadeRunner) -> None:
@@ -134,6 +132,16 @@ def on_probabilities(runner: CascadeRunner) -> None:
     program.answers = answers  # type: ignore[method-assign]
 
 
+def features_of_int8(runner: CascadeRunner) -> None:
+    answers = runner._cascade.answers
+
+    def with_those_of_the_first(batch: np.ndarray) -> list[Any]:
+        logits, _, deferred = answers(batch)
+        return [logits, runner._cascade._first(batch)[1], deferred]
+
+    runner._cascade.answers = with_those_of_the_first  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(
     ("fault", "check", "named"),
     [
@@ -153,9 +161,50 @@ def test_planted_mistakes_are_named(
     assert any(named in reason for reason in report.check(check).reasons), report.check(check)
 
 
+def test_calibration_images_choose_a_threshold_only_if_there_are_few_others(
+    precise_bundle: Bundle, calibration_images: Path, tmp_path: Path
+) -> None:
+    with open_runner(FAST, precise_bundle) as fast, open_runner("onnxruntime", precise_bundle) as exact:
+        assert fast.graph is not None
+        assert fast.graph.record is not None
+        calibrated = (fast.graph.record.calibration or {})["image_sha256"]
+        few = str(calibration_images)
+        with pytest.raises(InputError, match=r"images of .* set no range, and a threshold needs 32"):
+            cascade_from_images(precise_bundle, fast, exact, few, keep_decisions=0.99)
+        with np.load(calibration_images) as arrays:
+            both = np.concatenate([arrays["images"], pixels()])
+        np.savez(tmp_path / "both.npz", images=both)
+        record = cascade_from_images(precise_bundle, fast, exact, str(tmp_path / "both.npz"), keep_decisions=0.99)
+    assert record.chose_graph == 0
+    assert not set(calibrated) & set(record.image_sha256)
+    assert f"{len(record.margins)} images prove" in str(record)
+
+
+@pytest.mark.skipif(not has_bf16(), reason="this CPU has no bf16")
+def test_bf16_comes_first_in_a_cascade_too(bundle: Bundle, tmp_path: Path) -> None:
+    copy = open_bundle(shutil.copytree(bundle.path, tmp_path / "bundle"))
+    fast = RunnerName.parse("openvino:bf16")
+    np.savez(tmp_path / "images.npz", images=pixels())
+    with open_runner(fast, copy) as first, open_runner("openvino", copy) as second:
+        record = cascade_from_images(copy, first, second, str(tmp_path / "images.npz"), keep_decisions=0.99)
+    write_cascade(copy, fast, replace(record, threshold=float(np.median(record.margins))))
+    options = RepositoryOptions(runner=RunnerName.parse("openvino:bf16+fp32"), threads=1)
+    repository = repository_from_bundle(copy, tmp_path / "models", options)
+    inputs = copy.inputs_from_pixels(pixels())
+    with (
+        TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as server,
+        open_runner("triton-grpc", copy, url=server.grpc_url) as served,
+        open_runner("openvino", copy) as exact,
+    ):
+        answers, expected = served.rows_all(inputs), exact.rows(inputs)
+    deferred = answers[DEFERRED][:, 0]
+    assert 0 < deferred.sum() < len(deferred)
+    np.testing.assert_allclose(answers["logits"][deferred], expected[deferred], atol=1e-4)
+
+
 def test_a_threshold_of_another_network_or_none_is_refused_with_what_to_type(cascades: Bundle, tmp_path: Path) -> None:
     bundle = open_bundle(shutil.copytree(cascades.path, tmp_path / "bundle"))
-    file = bundle.path / "graphs" / "int8-static+fp32.json"
+    file = bundle.path / "graphs" / "onnxruntime-int8-static+fp32.json"
     data = json.loads(file.read_text())
     file.write_text(json.dumps({**data, "graph_sha256": "0" * 64}))
     with pytest.raises(BundleError, match=r"its threshold was chosen for another network[\s\S]*gmmvit optimize"):
