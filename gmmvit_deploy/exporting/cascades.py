@@ -63,6 +63,7 @@ def cascade_from_images(
             f"{_MIN_IMAGES}"
         )
     margins, losses, hashes = map(np.concatenate, zip(*rows, strict=True))
+    margins, losses = margins.astype(np.float64), losses.astype(np.float64)  # as the record gives them back
     fresh = np.array([digest not in calibrated for digest in hashes])
     taken = fresh if 2 * fresh.sum() >= len(fresh) else np.ones(len(fresh), bool)
     margins, losses, hashes = margins[taken], losses[taken], hashes[taken]
