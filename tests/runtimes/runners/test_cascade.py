@@ -53,6 +53,7 @@ def cascades(precise_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -
     with open_runner(FAST, bundle) as fast, open_runner("onnxruntime", bundle) as exact:
         record = cascade_from_images(bundle, fast, exact, str(folder / "images.npz"), keep_decisions=0.99)
     assert (len(record.margins), record.chose_graph) == (160, 0)
+    assert record.with_target(0.99) == record
     # As if int8 changed the third of the decisions with the smallest margins, which it does not.
     losses = (float(np.quantile(record.margins, 1 / 3)),) * len(record.margins)
     write_cascade(bundle, FAST, replace(record, losses=losses).with_target(0.9))
