@@ -1,10 +1,10 @@
 """The precisions: one record holds all that differs between them.
 
-A new precision is a name in `Precision` and a record in `SPECS`; CONTRIBUTING.md says what more a quantised one touches.
-The data type of an operator follows from its role
-(what the operator is for: `graphs/roles.py`) and from the record; `graphs/cast.py` applies it, and
-docs/pages/precisions.md shows it. Masks are folded (computed once and stored as constants) in float32 before the cast,
-because small entries of the base matrix, from which a mask is computed, would become zero in half precision.
+A new precision is a name in `Precision` and a record in `SPECS`; CONTRIBUTING.md lists what a quantised one also needs.
+The data type of an operator follows from its role (what the operator is for: `graphs/roles.py`) and from the record;
+`graphs/cast.py` applies it, and docs/pages/precisions.md shows it. Masks are folded (computed once and stored as
+constants) in float32 before the cast, because small entries of the base matrix, from which a mask is computed, would
+become zero in half precision.
 """
 
 from __future__ import annotations
