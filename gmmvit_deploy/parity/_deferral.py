@@ -38,27 +38,28 @@ class DeferralCheck(RunnerCheck):
         super().__init__(tested)
         self._thresholds = label_thresholds(self.bundle) if self.runner.record is not None else None
         none = np.zeros(0)
-        self._rows = [(none, none, none.astype(bool), none.astype(bool))]  # own, expected margin; deferred; real
+        self._rows = [(none, none, none.astype(bool), none.astype(bool))]  # own, expected margin; deferred; counts
 
     def add(self, answers: Answers) -> None:
         if answers.deferred is None:
             return
         expected = answers.known.exact if answers.of_graph is None else answers.of_graph
         of_each = (decision_margins(logits, self._thresholds) for logits in (answers.comparable, expected))
-        self._rows.append((*of_each, answers.deferred, np.full(len(expected), answers.real)))
+        counts = answers.real and answers.batch == self.tested.batches[-1]  # each image once
+        self._rows.append((*of_each, answers.deferred, np.full(len(expected), counts)))
 
     def judge(self) -> Check:
         record = self.runner.record
         if record is None:
             return self.not_judged("only a cascade computes images again")
-        own, expected, deferred, real = map(np.concatenate, zip(*self._rows, strict=True))
+        own, expected, deferred, counts = map(np.concatenate, zip(*self._rows, strict=True))
         reasons = [*_record_problems(record), *self._margin_problems(record, own, expected, deferred)]
         reasons += self._golden_problems(record, np.abs(own - expected)[~deferred])
-        before, count = record.chosen.deferred, int(real.sum())
+        before, count = record.chosen.deferred, int(counts.sum())
         details: dict[str, Any] = {"threshold": record.threshold, "recorded": before, "curve": record.curve}
         summary = str(record)
         if count:
-            again = int(deferred[real].sum())
+            again = int(deferred[counts].sum())
             low, high = share_interval(again, count)
             details |= {"images": count, "deferred": again / count, "deferred_interval": [low, high]}
             more = "; more than of those: these images are others" if low > before else ""

@@ -97,6 +97,7 @@ def test_parity_judges_each_program_against_its_own_graph(cascades: Bundle) -> N
     assert all(row["limit"]["largest"] < 1e-3 for row in again)  # that of float32
     deferral = report.check("deferral")
     assert 0 < deferral.details["deferred"] < 1
+    assert deferral.details["images"] == len(pixels())
     assert "(target" in deferral.summary
 
 
