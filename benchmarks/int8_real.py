@@ -402,7 +402,7 @@ def timed_on_images(network: Network) -> dict[str, Any]:
         for program in programs.values():
             for each in batches:  # a cascade compiles its graph for each number of images that it computes again
                 program(each)
-        for number, part in enumerate(np.array_split(range(len(batches)), _GROUPS)):
+        for number, part in enumerate(np.array_split(range(len(batches)), min(_GROUPS, len(batches)))):
             for name, program in list(programs.items())[:: 1 if number % 2 else -1]:
                 settle(partial(program, batches[part[0]]))
                 of_part = [seconds_of(partial(program, batches[index])) for index in part]
