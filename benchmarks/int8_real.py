@@ -78,7 +78,8 @@ from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle
 from gmmvit_deploy.exporting.cascades import cascade_from_images
 from gmmvit_deploy.images.data.images import evenly_spaced
 from gmmvit_deploy.images.spec import ImageSpec
-from gmmvit_deploy.inference.cascade import DEFERRED, decision_margins
+from gmmvit_deploy.inference import DEFERRED
+from gmmvit_deploy.inference.cascade import decision_margins
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.intervals import score_interval, share_interval
 from gmmvit_deploy.measure.statistics import ENOUGH, nearest_rank, ratio

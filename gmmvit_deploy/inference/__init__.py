@@ -5,3 +5,8 @@
 The modules therefore import each other relatively, and otherwise only the standard library, numpy and Pillow; openvino
 and onnxruntime inside functions. The server's Python can be 3.10.
 """
+
+DEFERRED = "deferred"
+"""The name of the output (B, 1) of a cascade (`cascade`) that says which images float32 computed again: bool."""
+PROBE_ID = "gmmvit-probe"
+"""The id of the requests with which a service looks whether the network answers; they count as no images."""

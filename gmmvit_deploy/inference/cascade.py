@@ -15,12 +15,6 @@ from typing import Any
 
 import numpy as np
 
-DEFERRED = "deferred"
-"""The name of the output (B, 1) that says which images float32 computed again: bool."""
-
-PROBE_ID = "gmmvit-probe"
-"""The id of the requests with which a service looks whether the network answers; they count as no images."""
-
 
 def decision_margins(logits: Any, label_thresholds: Any = None) -> Any:
     """Return the margins (B,) of logits (B, C).  label_thresholds: (C,), as logits, of a multi-label network."""

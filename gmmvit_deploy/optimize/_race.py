@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.choices import Candidate, OnImages
 from gmmvit_deploy.errors import InputError, RunnerUnavailableError
-from gmmvit_deploy.inference.cascade import DEFERRED
+from gmmvit_deploy.inference import DEFERRED
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.measure.statistics import ENOUGH, ROUNDS_OF_PROOF, nearest_rank, ratio

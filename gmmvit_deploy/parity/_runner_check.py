@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gmmvit_deploy.inference.cascade import DEFERRED
+from gmmvit_deploy.inference import DEFERRED
 from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from gmmvit_deploy.inference.runner_name import Form
 from gmmvit_deploy.parity._quantised import QuantisedGraph

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gmmvit_deploy.errors import OverloadError, ServerError
-from gmmvit_deploy.inference.cascade import PROBE_ID
+from gmmvit_deploy.inference import PROBE_ID
 
 _BYTES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "UINT32": 4, "INT32": 4}
 _BYTES |= {"FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8}

@@ -27,7 +27,7 @@ from gmmvit_deploy.bundle.variants import VariantRecord, record_file, record_of
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import sha256_of_file
-from gmmvit_deploy.inference.cascade import DEFERRED
+from gmmvit_deploy.inference import DEFERRED
 from gmmvit_deploy.inference.cores import cores
 from gmmvit_deploy.inference.precision import QUANTIZED, SPECS
 from gmmvit_deploy.inference.runner_name import RunnerName

@@ -17,7 +17,7 @@ from gmmvit_deploy.parity.judgement import Judgement
 class Timed:
     """Stands for a runner that takes the seconds of the look, then those of the last measurement."""
 
-    graph = None
+    graph = record = None
 
     def __init__(self, *seconds: float) -> None:
         self.seconds = list(seconds)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gmmvit_deploy.errors import InputError, OverloadError, ServerError
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.inference.cascade import DEFERRED
+from gmmvit_deploy.inference import DEFERRED
 from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs._triton_errors import Request, error_from_refusal, error_from_transport

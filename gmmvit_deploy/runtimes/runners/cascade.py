@@ -9,7 +9,8 @@ import numpy as np
 
 from gmmvit_deploy.bundle.cascades import CascadeRecord, read_cascade
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.inference.cascade import DEFERRED, Cascade
+from gmmvit_deploy.inference import DEFERRED
+from gmmvit_deploy.inference.cascade import Cascade
 from gmmvit_deploy.runtimes.runners.runner import Inspection, Runner
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.bundle.cascades import read_cascade
 from gmmvit_deploy.bundle.variants import cpu_form, open_variant
 from gmmvit_deploy.errors import BundleError, NotOfferedError, ServerError
-from gmmvit_deploy.inference.cascade import DEFERRED
+from gmmvit_deploy.inference import DEFERRED
 from gmmvit_deploy.inference.precision import graph_precision
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.precision_names import precision_from

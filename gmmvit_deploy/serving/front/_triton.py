@@ -14,7 +14,7 @@ import grpc.aio
 import numpy as np  # here, so that no request waits for the imports
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from gmmvit_deploy.inference.cascade import DEFERRED
+from gmmvit_deploy.inference import DEFERRED
 from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.serving.front._uploads import Refusal, overloaded
 from gmmvit_deploy.serving.front.options import FrontOptions

@@ -19,7 +19,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gmmvit_inference.cascade import PROBE_ID, Cascade
+from gmmvit_inference import PROBE_ID
+from gmmvit_inference.cascade import Cascade
 from gmmvit_inference.labels import LabelSet
 from gmmvit_inference.precision import SPECS
 from gmmvit_inference.reference_outputs import wrong_in_batch

@@ -20,8 +20,8 @@ from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.cascades import write_cascade
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.exporting.cascades import cascade_from_images
+from gmmvit_deploy.inference import DEFERRED
 from gmmvit_deploy.inference import cascade as cascade_program
-from gmmvit_deploy.inference.cascade import DEFERRED
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions
