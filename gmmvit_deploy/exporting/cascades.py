@@ -57,11 +57,8 @@ def cascade_from_images(
             logits, reference = fast.rows(batch[new]), exact.rows(batch[new])
             margins = decision_margins(logits, thresholds)
             rows.append((margins, margins - same_margins(logits, reference, thresholds), hashes[new]))
-    if sum(len(margins) for margins, _, _ in rows) < _MIN_IMAGES:
-        raise InputError(
-            f"{sum(len(margins) for margins, _, _ in rows)} images of {source} set no range, and a threshold needs "
-            f"{_MIN_IMAGES}"
-        )
+    if (count := sum(len(margins) for margins, _, _ in rows)) < _MIN_IMAGES:
+        raise InputError(f"{count} images of {source} set no range, and a threshold needs {_MIN_IMAGES}")
     margins, losses, hashes = map(np.concatenate, zip(*rows, strict=True))
     margins, losses = margins.astype(np.float64), losses.astype(np.float64)  # as the record gives them back
     fresh = np.array([digest not in calibrated for digest in hashes])

@@ -170,10 +170,9 @@ class Race:
             self._time_cascades((batches * -(-count // len(batches)))[:count], on_progress)
         for program in self._running:
             rival = self._rival(program)
-            if program.cascade and self._ratio(program, rival).value < _MIN_GAIN:
+            if program.cascade and (speed := self._ratio(program, rival).value) < _MIN_GAIN:
                 self._why[program] = (
-                    f"{self._ratio(program, rival).value:.2f} times as fast as {rival} in float32, expected "
-                    f"{_MIN_GAIN:g} of a cascade"
+                    f"{speed:.2f} times as fast as {rival} in float32, and a cascade needs at least {_MIN_GAIN:g}"
                 )
             elif program.precision != "fp32" and not self._clearly_faster(program, rival):
                 self._why[program] = f"not clearly faster than {rival} in float32"

@@ -62,7 +62,7 @@ class DeferralCheck(RunnerCheck):
             again = int(deferred[counts].sum())
             low, high = share_interval(again, count)
             details |= {"images": count, "deferred": again / count, "deferred_interval": [low, high]}
-            more = "; more than of those: these images are others" if low > before else ""
+            more = "; more than of those, so these images differ from them" if low > before else ""
             summary += f"; {again / count:.1%} ({low:.1%} to {high:.1%}) of the images of the data{more}"
         return passed_unless(reasons, self.name, summary, **details)
 

@@ -63,6 +63,6 @@ def runner_from(text: str, known: Collection[str] = RUNNERS, *, precision: Preci
         raise InputError(
             f"runner {text}: expected int8 or bf16 on a CPU before {CASCADE_SUFFIX}, which computes nearly undecided "
             "images again",
-            hint="type such as openvino+kernels:int8+fp32",
+            hint="type a name such as openvino+kernels:int8+fp32",
         )
     return runner
