@@ -10,8 +10,9 @@
     before, after   head mixing: each multiplies the heads by a (heads, heads) matrix; ``before`` needs ``after``
 
 In the graph, Split, Reshape and Transpose cut the last dimension ("columns") of a tensor (batch, …, n, columns) into
-Q, K and V. Q may be cut from another tensor than K and V. A Transpose and a Reshape merge the heads of O. The matcher
-refuses every other attention, with the reason.
+Q, K and V. Q may be cut from another tensor than K and V. Q and K may be normalised and rotated by their position
+(`rotation.py`), without windows and head mixing. A Transpose and a Reshape merge the heads of O. The matcher refuses
+every other attention, with the reason.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from .openvino_view import (
     takers,
 )
 from .prepared_masks import takes_bias
+from .rotation import Rotation, rotation_of
 
 _MAX_MIXED = 16
 """The maximum number of heads for head mixing in the kernel."""
@@ -42,6 +44,9 @@ _HEADS_APART = [0, 2, 1, 3], [0, 1, 3, 2, 4]
 """(B, n, H, d) → (B, H, n, d), and (B, W, n, H, d) → (B, W, H, n, d).  Each permutation is its own inverse."""
 _KEYS_ACROSS = [0, 2, 3, 1], [0, 1, 3, 4, 2]
 """(B, n, H, d) → (B, H, d, n), and (B, W, n, H, d) → (B, W, H, d, n)."""
+_KEYS_TURNED = [0, 1, 3, 2], [0, 1, 2, 4, 3]
+"""(B, H, n, d) → (B, H, d, n), and (B, W, H, n, d) → (B, W, H, d, n)."""
+_ROTATION_AND_MIXING = "it has both head mixing and rotated or normalised queries or keys, which the kernel does not combine"
 _BIAS_AND_MIXING = "it has both a bias and head mixing, which the kernel does not combine"
 
 
@@ -68,6 +73,7 @@ class MatchedAttention:
     scale: the number that multiplies the scores; 1 with a mask, which includes it.
     bias: with the shape that it has in the graph, or None.
     mixing: the head mixing matrices (before or None, after), each indexed [from head, to head]; () without head mixing.
+    rotations: of Q and of K; None where the split into heads is the last step before Q Kᵀ.
     last: the value of the attention's output, (B, …, n, heads · head_dim).
     """
 
@@ -77,6 +83,7 @@ class MatchedAttention:
     scale: float
     bias: Any
     mixing: tuple[Any, ...]
+    rotations: tuple[Rotation | None, Rotation | None]
     last: Any
 
     @property
@@ -158,8 +165,11 @@ def _matched(softmax: Any, name: str) -> MatchedAttention:
         _refuse("its softmax does not run over the keys, the last dimension")
     query, key, factor, bias, before = _scores(softmax)
     value, last, after = _output(softmax)
+    query, of_query = _unrotated(query)
+    key, of_key = _unrotated(key, across=True)
+    rotations = of_query, of_key
     q = _part(query, "queries")
-    k = _part(key, "keys", across=True)
+    k = _part(key, "keys", across=of_key is None)
     v = _part(value, "values")
     _require_equal_sizes(q, k, v)
     rows, heads, head_dim, queries, n = q.rows, q.heads, q.head_dim, q.rows[-1], k.rows[-1]
@@ -168,15 +178,17 @@ def _matched(softmax: Any, name: str) -> MatchedAttention:
         _refuse(f"its output has shape {_words(shape_of(last))}, expected {_words((*rows, heads * head_dim))}")
     if bias is not None and mixing:
         _refuse(_BIAS_AND_MIXING)
+    if mixing and rotations != (None, None):
+        _refuse(_ROTATION_AND_MIXING)
     if bias is not None and not takes_bias(bias.shape, heads, (queries, n), rows[:-1]):
         _refuse(f"its bias has shape {_words(bias.shape)}, expected {_words((*rows[:-1], heads, queries, n))}")
     if factor.size == 1:
-        return MatchedAttention(name, (q, k, v), None, float(factor.reshape(())), bias, mixing, last)
+        return MatchedAttention(name, (q, k, v), None, float(factor.reshape(())), bias, mixing, rotations, last)
     if factor.shape != (queries, n) and not (
         factor.shape[-3:] == (heads, queries, n) and factor.size == heads * queries * n
     ):
         _refuse(f"its mask has shape {_words(factor.shape)}, expected {_words((heads, queries, n))}")
-    return MatchedAttention(name, (q, k, v), factor.reshape(-1, queries, n), 1.0, bias, mixing, last)
+    return MatchedAttention(name, (q, k, v), factor.reshape(-1, queries, n), 1.0, bias, mixing, rotations, last)
 
 
 def _require_equal_sizes(q: Part, k: Part, v: Part) -> None:
@@ -274,6 +286,21 @@ def _unmixed(value: Any) -> tuple[Any, Any] | None:
     if not flattened or not apart or (len(flattened), len(apart)) != (2, 3) or flattened[0] != apart[0]:
         return None
     return np.ascontiguousarray(weights.T, np.float32), inputs_of(flat)[0]
+
+
+def _unrotated(value: Any, *, across: bool = False) -> tuple[Any, Rotation | None]:
+    """Return Q or K before its norm and rotation, and these; (value, None) without them, or if they have another form.
+
+    across: the value is Kᵀ; what is returned beside a rotation is K.
+    """
+    rows = inputs_of(value)[0] if across and _is_transpose(value, _KEYS_TURNED) else value
+    if _splits_heads(rows) or (across and rows is value):
+        return value, None
+    return rotation_of(rows, _splits_heads) or (value, None)
+
+
+def _splits_heads(value: Any) -> bool:
+    return _is_transpose(value, _HEADS_APART) and kind_of(inputs_of(value)[0]) == "reshape"
 
 
 def _part(value: Any, what: str, *, across: bool = False) -> Part:

@@ -31,6 +31,7 @@ from .openvino_view import (
     constant,
     constant_and_other,
     nodes_of,
+    over_last_axis,
     reader_of,
     shape_of,
     takers,
@@ -38,6 +39,7 @@ from .openvino_view import (
 )
 from .precision import Arithmetic
 from .prepared_masks import LANES, LOG2_E, prepared_bias, prepared_mask
+from .rotation import Rotation
 from .product_chains import Chain, chains_in, share_in_chains
 
 _ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # the numbers of masked_attention.h
@@ -209,6 +211,7 @@ def _form_of(attention: MatchedAttention, arithmetic: Arithmetic, hint: Arithmet
     inputs, parts = _sources([(part.source, part.column) for part in attention.parts])
     masks, biases, grid, scale = [], [], 0, 1.0
     mixings = [matrix for matrix in attention.mixing if matrix is not None]
+    tables, rotations = _tables_of(attention.rotations, len(inputs))
     if attention.mask is None:
         scale = attention.scale * LOG2_E
     else:
@@ -226,11 +229,30 @@ def _form_of(attention: MatchedAttention, arithmetic: Arithmetic, hint: Arithmet
         "masked": bool(masks),
         "biased": bool(biases),
         "mixings": len(mixings),
+        "rotations": rotations,
+        "epsilons": [rotation.epsilon or 0.0 if rotation else 0.0 for rotation in attention.rotations],
         "scale": scale,
         "arithmetic": _ARITHMETIC[arithmetic],
     }
     rounded = hint == arithmetic == "bf16"
-    return Form(attributes, inputs, [*masks, *biases, *mixings], attention.last.get_node(), rounded=rounded)
+    return Form(attributes, inputs, [*tables, *masks, *biases, *mixings], attention.last.get_node(), rounded=rounded)
+
+
+def _tables_of(rotations: tuple[Rotation | None, ...], first: int) -> tuple[list[Any], list[int]]:
+    """Return (the distinct tables, for Q and K each: the input with the tables or −1, whether halves, whether normed).
+
+    first: the index of the first of the tables among the operation's inputs.
+    """
+    tables: list[Any] = []
+    numbers: list[int] = []
+    for rotation in rotations:
+        if rotation is None:
+            numbers += [-1, 0, 0]
+            continue
+        index = next((index for index, each in enumerate(tables) if np.array_equal(each, rotation.tables)), len(tables))
+        tables += [rotation.tables][: index == len(tables)]
+        numbers += [first + index, int(rotation.halves), int(rotation.epsilon is not None)]
+    return tables, numbers
 
 
 def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, int], ...]]:
@@ -255,7 +277,7 @@ def _matched_norm(mvn: Any) -> Form | None:
     bias = constant_and_other(shifted, "addition") if shifted is not None else None
     if shifted is None or weight is None or bias is None:
         return None
-    if attributes.get("eps_mode") != "INSIDE_SQRT" or not _over_last_axis(mvn):
+    if attributes.get("eps_mode") != "INSIDE_SQRT" or not over_last_axis(mvn):
         return None
     last = shifted.get_node()
     step, quantised = _quantised(last, through_layout=True)
@@ -296,16 +318,6 @@ def _quantises_beside(model: Any, taken: int) -> bool:
     """Return whether a FakeQuantize stays in the graph if our operations replace ``taken`` FakeQuantize nodes."""
     # OpenVINO computes matrix products in int8 only in graphs that contain a FakeQuantize.
     return len(nodes_of(model, "FakeQuantize")) > taken
-
-
-def _over_last_axis(mvn: Any) -> bool:
-    """Return whether the normalisation runs over the last axis.  OpenVINO's importer may write the axes as a Range."""
-    axes = mvn.input_value(1).get_node()
-    values = constant(mvn.input_value(1))
-    if values is None and axes.get_type_name() == "Range":
-        ends = [constant(axes.input_value(index)) for index in range(3)]
-        values = None if any(end is None for end in ends) else np.arange(*(int(end.reshape(())) for end in ends))
-    return values is not None and values.reshape(-1).tolist() in ([-1], [2])
 
 
 def _summands(value: Any) -> tuple[Any, ...]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 _KINDS = {
     "Add": "addition",
     "Multiply": "multiplication",
@@ -114,3 +116,14 @@ def takers_behind_layout(node: Any) -> list[Any]:
     names = {each.get_name() for each in inside}
     joined = [value for each in inside if each.get_type_name() == "Concat" for value in each.input_values()]
     return readers if all(value.get_node().get_name() in names for value in joined) else takers(node)
+
+
+def over_last_axis(mvn: Any) -> bool:
+    """Return whether a normalisation runs over the last axis.  OpenVINO's importer may write the axes as a Range."""
+    axes = mvn.input_value(1).get_node()
+    values = constant(mvn.input_value(1))
+    if values is None and axes.get_type_name() == "Range":
+        ends = [constant(axes.input_value(index)) for index in range(3)]
+        values = None if any(end is None for end in ends) else np.arange(*(int(end.reshape(())) for end in ends))
+    last = mvn.get_input_partial_shape(0).rank.get_length() - 1
+    return values is not None and values.reshape(-1).tolist() in ([-1], [last])

@@ -4,7 +4,8 @@
        O_g = (sum_h A_hg softmax(sum_f B_fh (M_f o Q_f K_f^T))) V_g,    or, of windows (Swin's),
        O = softmax(M o Q K^T + bias) V
 
-   DeepViT mixes heads only after softmax: the sum over f is S_h = M_h o Q_h K_h^T there.
+   DeepViT mixes heads only after softmax: the sum over f is S_h = M_h o Q_h K_h^T there. Rows of Q and K may be
+   normalised and rotated by their position first (rotated_rows.h).
 
    OpenVINO and ONNX Runtime run this as matrix products with softmax and copies between. Here nothing leaves the
    cache: for one image, one head and up to 64 queries, scores are made, masked, exponentiated and spent on V.
@@ -28,6 +29,7 @@
 #include <string.h>
 
 #include "attention_products.h"
+#include "rotated_rows.h"
 
 enum { FLOAT32 = MASKED_ATTENTION_FLOAT32, BFLOAT16 = MASKED_ATTENTION_BFLOAT16 };
 
@@ -41,6 +43,8 @@ typedef struct {
     char *mask;      /* (mask_heads) of a mask on a grid: W, below */
     int32_t *spread; /* (mask_heads): is it there yet? */
     int32_t *places; /* (n): where each key's first query is in W */
+    float *rotated_queries, *rotated_keys; /* (TILE, whole d) and (n, whole d) */
+    float *row;      /* (whole d) */
 } Scratch;
 
 /* Of one image. */
@@ -176,10 +180,38 @@ PHASE void add_bias(const float *bias, ptrdiff_t pitch, float *scores, int n, in
         }
 }
 
+/* Rows of Q or K of a head, `row` numbers of `bytes` apart. */
+typedef struct {
+    const char *at;
+    ptrdiff_t row;
+    int bytes;
+} Rows;
+
+/* Some rows of a head from `first` on, of `all`, rotated into `to` if they are to be. */
+static Rows rotated(const MaskedAttention *of, const Rotation *by, Rows rows, int head, int first, int count, int all,
+                    float *to, float *x) {
+    if (!by->tables) return rows;
+    const ptrdiff_t d = of->d, plane = (ptrdiff_t)by->heads * all * d;
+    const float *tables = by->tables + ((ptrdiff_t)own_or_shared(head, by->heads) * all + first) * d;
+#if HAS_BF16
+    if (rows.bytes == OF_BFLOAT16) rotate_rows_b16(by, tables, plane, rows.at, rows.row, to, x, count, of->d);
+    else
+#endif
+        rotate_rows_f32(by, tables, plane, rows.at, rows.row, to, x, count, of->d);
+    return (Rows){(const char *)to, whole(d), OF_FLOAT32};
+}
+
+/* The keys of a head; `pack_head` rotates them. */
+static Rows keys_of(const Image *im, const Scratch *to, int head) {
+    const MaskedAttention *of = im->of;
+    if (of->of_keys.tables) return (Rows){(const char *)to->rotated_keys, whole(of->d), OF_FLOAT32};
+    return (Rows){im->k + head * of->d * bytes_read(of), of->k_row, (int)bytes_read(of)};
+}
+
 typedef struct {
     const Image *im;
     const Scratch *to;
-    const char *k;
+    Rows keys;
     const Mask *mask;
     float *scores;
 } Head;
@@ -199,42 +231,50 @@ static void scores_of(const Head *head, int vectors, int begin, int end) {
 #endif
 #define SCORES_OF_F32(count)                                                                                         \
     if (vectors == (count))                                                                                          \
-        scores_f32_##count(of->n, of->k_row, of->d, head->to->queries, (const float *)(const void *)head->k,         \
-                           head->mask, begin, end, head->scores);
+        scores_f32_##count(of->n, head->keys.row, of->d, head->to->queries,                                          \
+                           (const float *)(const void *)head->keys.at, head->mask, begin, end, head->scores);
     SCORE_BLOCKS
 #undef SCORES_OF
 #undef SCORES_OF_F32
 }
 
 static void head_scores(const Image *im, const Scratch *to, int head, int first, int queries, float *scores) {
-    const char *q = im->q + ((ptrdiff_t)first * im->of->q_row + head * im->of->d) * bytes_read(im->of);
-    const Mask mask = mask_of(im->of, to, head, first);
-    const Head all = {im, to, im->k + head * im->of->d * bytes_read(im->of), &mask, scores};
+    const MaskedAttention *of = im->of;
+    const Rows lying = {im->q + ((ptrdiff_t)first * of->q_row + head * of->d) * bytes_read(of), of->q_row,
+                        (int)bytes_read(of)};
+    const Rows q = rotated(of, &of->of_queries, lying, head, first, queries, of->queries, to->rotated_queries, to->row);
+    const Mask mask = mask_of(of, to, head, first);
+    const Head all = {im, to, keys_of(im, to, head), &mask, scores};
     const int vectors = vectors_of(queries), left = vectors % MOST_VECTORS, end = vectors * LANES;
 #if HAS_BF16
     uint32_t *packed = (uint32_t *)(void *)to->queries;
-    if (im->of->rounded) pack_queries_from_b16(q, im->of->q_row, packed, queries, im->of->d);
-    else if (rounds(im->of)) pack_queries_from_f32(q, im->of->q_row, packed, queries, im->of->d);
+    if (q.bytes == OF_BFLOAT16) pack_queries_from_b16(q.at, q.row, packed, queries, of->d);
+    else if (rounds(of)) pack_queries_from_f32(q.at, q.row, packed, queries, of->d);
     else
 #endif
-        pack_queries_f32((const float *)(const void *)q, im->of->q_row, to->queries, queries, im->of->d);
+        pack_queries_f32((const float *)(const void *)q.at, q.row, to->queries, queries, of->d);
     if (vectors >= MOST_VECTORS) scores_of(&all, MOST_VECTORS, 0, end - left * LANES);
     if (left) scores_of(&all, left, end - left * LANES, end);
 }
 
 static void pack_head(const Image *im, const Scratch *to, int head) {
-    const ptrdiff_t at = head * im->of->d * bytes_read(im->of);
+    const MaskedAttention *of = im->of;
+    const ptrdiff_t at = head * of->d * bytes_read(of);
     const char *v = im->v + at;
+    const Rows lying = {im->k + at, of->k_row, (int)bytes_read(of)};
+    const Rows k = rotated(of, &of->of_keys, lying, head, 0, of->n, of->n, to->rotated_keys, to->row);
 #if HAS_BF16
     uint32_t *values = (uint32_t *)(void *)to->values;
-    const MaskedAttention *of = im->of;
-    if (of->rounded)
-        pack_keys_and_values_from_b16(im->k + at, of->k_row, v, of->v_row, to->keys, values, of->n, of->d);
-    else if (rounds(of))
-        pack_keys_and_values_from_f32(im->k + at, of->k_row, v, of->v_row, to->keys, values, of->n, of->d);
-    else
+    if (rounds(of)) {
+        if (k.bytes == OF_BFLOAT16) pack_keys_from_b16(k.at, k.row, to->keys, of->n, of->d);
+        else pack_keys_from_f32(k.at, k.row, to->keys, of->n, of->d);
+        if (of->rounded) pack_values_from_b16(v, of->v_row, values, of->n, of->d);
+        else pack_values_from_f32(v, of->v_row, values, of->n, of->d);
+        return;
+    }
 #endif
-        pack_values_f32((const float *)(const void *)v, im->of->v_row, to->values, im->of->n, im->of->d);
+    (void)k;
+    pack_values_f32((const float *)(const void *)v, of->v_row, to->values, of->n, of->d);
 }
 
 /* Of one tile of queries: weights of one head, float32; those of bfloat16 are in to->pairs. */
@@ -363,14 +403,15 @@ int MASKED_ATTENTION(const MaskedAttention *of, int64_t first, int64_t last) {
     size_t heads = (size_t)of->heads, w = (size_t)(of->mask_heads * numbers_of_w(of)), total = 0;
     /* Weights of queries beyond a tile are read, computed with and dropped. */
     size_t sizes[] = {kept * n * TILE + WHOLE, even / 2 * TILE + WHOLE, d * TILE, even * d / 2, even * d, kept * TILE,
-                      w, heads, n};
+                      w, heads, n, of->of_queries.tables ? TILE * d : 0, of->of_keys.tables ? n * d : 0, d};
     enum { PARTS = sizeof sizes / sizeof *sizes };
     for (int i = 0; i < PARTS; i++) total += sizes[i] = (size_t)whole((ptrdiff_t)sizes[i]);
     float *memory = aligned_alloc(64, total * sizeof(float)), *at = memory, *parts[PARTS];
     if (!memory) return 2;
     for (int i = 0; i < PARTS; at += sizes[i++]) parts[i] = at;
     Scratch to = {parts[0], (uint32_t *)(void *)parts[1], parts[2], (uint32_t *)(void *)parts[3], parts[4], parts[5],
-                  (char *)parts[6], (int32_t *)(void *)parts[7], (int32_t *)(void *)parts[8]};
+                  (char *)parts[6], (int32_t *)(void *)parts[7], (int32_t *)(void *)parts[8],
+                  parts[9], parts[10], parts[11]};
     memset(to.spread, 0, heads * sizeof *to.spread);
     if (of->grid) place_keys(of, to.places);
     const int tiles = masked_attention_tiles(of), pieces = masked_attention_pieces_of_an_image(of);

@@ -104,10 +104,8 @@ INLINE_BF16 void pack_queries(const char *q, ptrdiff_t row, uint32_t *packed, in
 }
 #endif
 
-/* (n, d) -> (n, whole d / 2) of pairs along d, one more where n is odd; (n, d) -> (whole d / 16, ceil(n / 2), 16) of
-   pairs along n. */
-INLINE_BF16 void pack_keys_and_values(const char *k, ptrdiff_t k_row, const char *v, ptrdiff_t v_row, uint32_t *keys,
-                                      uint32_t *values, int n, int d, int bytes) {
+/* (n, d) -> (n, whole d / 2) of pairs along d, one more where n is odd. */
+INLINE_BF16 void pack_keys(const char *k, ptrdiff_t k_row, uint32_t *keys, int n, int d, int bytes) {
     const ptrdiff_t pairs = whole(d) / 2;
 #if LANES == WHOLE
     for (int j = 0; j < n; j += 2) {
@@ -128,6 +126,10 @@ INLINE_BF16 void pack_keys_and_values(const char *k, ptrdiff_t k_row, const char
                         neighbours(at, part_of(d - c), at + LANES * bytes, part_of(d - c - LANES), bytes));
         }
 #endif
+}
+
+/* (n, d) -> (whole d / 16, ceil(n / 2), 16) of pairs along n. */
+INLINE_BF16 void pack_values(const char *v, ptrdiff_t v_row, uint32_t *values, int n, int d, int bytes) {
     for (int c = 0; c < d; c += WHOLE)
         for (int j = 0; j < n; j += 2, values += WHOLE)
             UNROLL(4) for (int x = 0; x < WHOLE; x += LANES) {
@@ -142,9 +144,11 @@ INLINE_BF16 void pack_keys_and_values(const char *k, ptrdiff_t k_row, const char
     PHASE_BF16 void pack_queries_##type(const char *q, ptrdiff_t row, uint32_t *packed, int queries, int d) {        \
         pack_queries(q, row, packed, queries, d, bytes);                                                             \
     }                                                                                                                \
-    PHASE_BF16 void pack_keys_and_values_##type(const char *k, ptrdiff_t k_row, const char *v, ptrdiff_t v_row,      \
-                                                uint32_t *keys, uint32_t *values, int n, int d) {                    \
-        pack_keys_and_values(k, k_row, v, v_row, keys, values, n, d, bytes);                                         \
+    PHASE_BF16 void pack_keys_##type(const char *k, ptrdiff_t k_row, uint32_t *keys, int n, int d) {                 \
+        pack_keys(k, k_row, keys, n, d, bytes);                                                                      \
+    }                                                                                                                \
+    PHASE_BF16 void pack_values_##type(const char *v, ptrdiff_t v_row, uint32_t *values, int n, int d) {             \
+        pack_values(v, v_row, values, n, d, bytes);                                                                  \
     }
 PACKED_FROM(from_f32, OF_FLOAT32)
 PACKED_FROM(from_b16, OF_BFLOAT16)

@@ -97,6 +97,8 @@ INLINE void transpose(Words r[LANES]) {
     }
 }
 
+INLINE Floats swapped(Floats x) { return _mm256_permute_ps(x, 0xB1); }
+
 INLINE Words words_of(Floats x) { return (Words)x; }
 
 #define MASKED_ATTENTION masked_attention_avx2

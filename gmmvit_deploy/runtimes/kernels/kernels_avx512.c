@@ -113,6 +113,9 @@ INLINE void transpose(Words r[LANES]) {
     }
 }
 
+/* Each lane has its neighbour's number. */
+INLINE Floats swapped(Floats x) { return _mm512_permute_ps(x, 0xB1); }
+
 INLINE Words words_of(Floats x) { return (Words)x; }
 
 /* ---- two bfloat16 in a word -------------------------------------------------------------------------------------- */
@@ -121,6 +124,10 @@ INLINE Floats from_halves(const void *from) { return _mm512_cvtph_ps(_mm256_load
 
 /* sum + the two products of each lane's pairs. */
 INLINE_BF16 Floats dot(Floats sum, Words a, Words b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
+
+INLINE Floats from_bfloat16(const uint16_t *from, Part there) {
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, from)), 16);
+}
 
 /* All of low, then all of high: pairs of neighbouring lanes. */
 INLINE_BF16 Words neighbours_of(Floats low, Floats high) { return (Words)_mm512_cvtne2ps_pbh(high, low); }

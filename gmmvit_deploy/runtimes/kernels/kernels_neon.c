@@ -79,12 +79,20 @@ INLINE void transpose(Words r[LANES]) {
     r[0] = vzip1q_u32(a, c), r[1] = vzip2q_u32(a, c), r[2] = vzip1q_u32(b, d), r[3] = vzip2q_u32(b, d);
 }
 
+INLINE Floats swapped(Floats x) { return vrev64q_f32(x); }
+
 INLINE Words words_of(Floats x) { return vreinterpretq_u32_f32(x); }
 
 INLINE Floats from_halves(const void *from) {
     uint16x4_t halves;
     memcpy(&halves, from, sizeof halves);
     return vcvt_f32_f16(vreinterpret_f16_u16(halves));
+}
+
+INLINE Floats from_bfloat16(const uint16_t *from, Part there) {
+    uint16_t halves[LANES] = {0};
+    memcpy(halves, from, (size_t)there * sizeof *halves);
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(halves), 16));
 }
 
 INLINE_BF16 Floats dot(Floats sum, Words a, Words b) {

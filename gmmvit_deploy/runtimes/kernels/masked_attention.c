@@ -19,6 +19,10 @@ int masked_attention_support(void) {
     }
 }
 
+static int takes_rotation(const MaskedAttention *of, const Rotation *by) {
+    return !by->tables || (!of->after && of->d % 2 == 0 && (by->heads == 1 || by->heads == of->heads));
+}
+
 static int takes(const MaskedAttention *of) {
     if (of->batch <= 0 || of->heads <= 0 || of->queries <= 0 || of->n <= 0 || of->d <= 0) return 0;
     if (!of->out == !of->quantised) return 0;
@@ -28,6 +32,7 @@ static int takes(const MaskedAttention *of) {
     if (of->grid && (of->grid < 0 || (of->n != of->grid * of->grid && of->n != of->grid * of->grid + 1))) return 0;
     if ((of->before && !of->after) || (of->after && (of->heads > MOST_MIXED || of->bias))) return 0;
     if (of->bias && of->windows <= 0) return 0;
+    if (!takes_rotation(of, &of->of_queries) || !takes_rotation(of, &of->of_keys)) return 0;
     if (of->rounded && of->arithmetic != MASKED_ATTENTION_BFLOAT16) return 0;
     return of->arithmetic >= MASKED_ATTENTION_FLOAT32 && of->arithmetic <= masked_attention_support();
 }

@@ -22,6 +22,15 @@ enum { MASKED_ATTENTION_FLOAT32 = 1, MASKED_ATTENTION_BFLOAT16 = 2 };
 
    (2g - 1, 2g - 1), then the class token's number, then at least 15 that are not used. */
 
+/* What is done to the rows of Q, or of K, before they are multiplied: see rotated_rows.h. */
+typedef struct {
+    const float *tables; /* (2, or 3 if `shifts`; `heads`; queries or n; d): C, S and D; or NULL */
+    int32_t heads;       /* heads; or 1 where all heads share the tables */
+    int32_t halves;      /* column c belongs to column c + d / 2, not to its neighbour */
+    int32_t normed, shifts;
+    float epsilon;
+} Rotation;
+
 typedef struct {
     const void *q, *k, *v;         /* (batch, queries, heads * d), and (batch, n, heads * d) of k and v, within rows of
                                       q_row, k_row and v_row numbers; float32, or bfloat16 if `rounded` */
@@ -33,6 +42,7 @@ typedef struct {
                                       are mixed */
     const float *before, *after;   /* (heads, heads), [h][g] what h gives to g, before and after softmax;
                                       both NULL, or before NULL where heads are mixed only after softmax */
+    Rotation of_queries, of_keys;  /* not where heads are mixed */
     int64_t q_row, k_row, v_row;
     int32_t batch, heads, queries, n, d; /* n: of the keys */
     int32_t mask_heads, bias_heads; /* heads; or 1 where all heads share the mask, or the bias */

@@ -2,13 +2,15 @@
 
    MaskedAttention, by masked_attention.c
    Inputs: what Q, K and V lie in, float32 or bfloat16, (B, n, columns) or (B, windows, n, columns), 1 to 3 tensors; if `queries`
-   is not n, Q lies in (B, queries, columns) or (B, windows, queries, columns). Then the mask as the kernel wants it, of
+   is not n, Q lies in (B, queries, columns) or (B, windows, queries, columns). Then the tables of rotation (2 or 3, heads or 1,
+   tokens, d), none to 2. Then the mask as the kernel wants it, of
    each head or (1, ...) of all, if `masked`, two of float16 as one int32 (OpenVINO makes float32 of float16); then the
    bias likewise, (windows or 1, heads or 1, ...), if `biased`; then the `mixings` (heads, heads): 2, before and after
    softmax; 1, after softmax; or 0.
    Output: of the type and shape of what Q lies in but for heads * d columns, or int8.
    Attributes: heads, queries, n, d; grid: of the mask's layout; parts: of Q, K and V each the input and its first column;
-   scale; arithmetic; steps: those of int8 in 1, or 0 for float32.
+   rotations: of Q and K each the input with its tables or -1, whether its halves belong together, whether it is normed;
+   epsilons: of these norms; scale; arithmetic; steps: those of int8 in 1, or 0 for float32.
 
    ResidualNorm, by residual_norm.c
    Inputs: x, float32 (B, n, width); then what is added to it if `adds`; weight and bias (width), by the step.
@@ -88,6 +90,8 @@ public:
         visitor.on_attribute("masked", m_masked);
         visitor.on_attribute("biased", m_biased);
         visitor.on_attribute("mixings", m_mixings);
+        visitor.on_attribute("rotations", m_rotations);
+        visitor.on_attribute("epsilons", m_epsilons);
         visitor.on_attribute("scale", m_scale);
         visitor.on_attribute("arithmetic", m_arithmetic);
         visitor.on_attribute("steps", m_steps);
@@ -127,6 +131,8 @@ public:
         what.arithmetic = static_cast<int32_t>(m_arithmetic);
         what.grid = static_cast<int32_t>(m_grid);
         what.scale = m_scale;
+        what.of_queries = rotation(inputs, 0);
+        what.of_keys = rotation(inputs, 1);
         const int failed = on_all_threads(masked_attention_pieces(&what), [&](int64_t first, int64_t last) {
             return masked_attention(&what, first, last);
         });
@@ -150,8 +156,23 @@ private:
         return tensor.get_size() / (shape.back() * static_cast<size_t>(tokens));
     }
 
+    ::Rotation rotation(const ov::TensorVector& inputs, size_t part) const {
+        ::Rotation of{};
+        const int64_t index = m_rotations.at(3 * part);
+        if (index < 0) return of;
+        const auto& tables = inputs.at(static_cast<size_t>(index));
+        of.tables = tables.data<const float>();
+        of.shifts = tables.get_shape().at(0) == 3;
+        of.heads = static_cast<int32_t>(tables.get_shape().at(1));
+        of.halves = static_cast<int32_t>(m_rotations.at(3 * part + 1));
+        of.normed = static_cast<int32_t>(m_rotations.at(3 * part + 2));
+        of.epsilon = m_epsilons.at(part);
+        return of;
+    }
+
     int64_t m_heads = 0, m_queries = 0, m_n = 0, m_d = 0, m_grid = 0, m_mixings = 0, m_arithmetic = 0;
-    std::vector<int64_t> m_parts;
+    std::vector<int64_t> m_parts, m_rotations;
+    std::vector<float> m_epsilons;
     bool m_masked = false, m_biased = false;
     float m_scale = 1, m_steps = 0;
 };
