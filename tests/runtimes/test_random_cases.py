@@ -135,7 +135,8 @@ def check_kernel(kind: str, instruction_set: str, arithmetic: str, **sizes: int)
         queries = 1 if sizes["one_query"] and not grid else n
         masked, step = int(bool(sizes["masked"] or grid)), 0.02 * sizes["int8"]
         windows = 0 if mixings else windows
-        numbers = [batch, heads, queries, n, d, masked, mixings, windows, step, grid, sizes["shared"], 0]
+        rotation = 0 if mixings or d % 2 or sizes["rotation"] == 4 else sizes["rotation"] % 7
+        numbers = [batch, heads, queries, n, d, masked, mixings, windows, step, grid, sizes["shared"], 0, rotation]
     status, text = run_kernel(instruction_set, arithmetic, kind, *numbers)
     assert status == 0, f"status {status}: {text}"
 
@@ -158,6 +159,7 @@ def random_kernel(random: Random) -> Case:
             "windows": 3,
             "int8": 1,
             "shared": 1,
+            "rotation": 6,
         },
         "norm": {"adds": 1, "rows": 70, "width": 24},
         "product": {"rows": 200, "depth": 24, "width": 24},

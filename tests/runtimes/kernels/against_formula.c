@@ -23,6 +23,7 @@ typedef struct {
     int grid;   /* of a mask that depends on distances; or 0 */
     int shared; /* do all heads share the mask, or the bias? */
     float times; /* what the queries are multiplied by; 0 for 1 */
+    int rotation; /* of Q and K: 1 of pairs, 2 of halves, 4 more if they are normed and shifted; or 0 */
 } Case;
 
 static const Case CASES[] = {
@@ -57,6 +58,10 @@ static const Case CASES[] = {
     {"a shared mask, mixed", 1, 4, 100, 100, 16, 1, 2, 0, 0, 0, 1},
     {"a shared bias", 3, 3, 65, 65, 16, 0, 0, 1, 0, 0, 1},
     {"scores beyond a plain exponential", 1, 1, 40, 40, 16, 1, 0, 0, 0, 0, 0, 100},
+    {"rotated pairs", 2, 3, 66, 66, 20, 0, 0, 0, 0, 0, 0, 0, 1},
+    {"rotated halves", 2, 2, 50, 50, 36, 1, 0, 0, 0, 0, 1, 0, 2},
+    {"normed and rotated, windows", 4, 2, 49, 49, 32, 0, 0, 2, 0, 0, 1, 0, 5},
+    {"normed, rotated halves, one query", 2, 3, 1, 37, 64, 0, 0, 0, 0.02f, 0, 0, 0, 6},
 };
 
 static uint32_t state = 1;
@@ -178,6 +183,34 @@ static float of_bfloat16(uint16_t x) {
    8 u: 2^x, at most 3 u, in a weight and in their sum, the reciprocal of the sum, and its product. */
 static double error_of_row(double mean_size, int n) { return ldexp(2 * mean_size + 2 * sqrt(n) + 8, -24); }
 
+/* Q or K of all images as they are multiplied, (rows, columns), and the sums of the magnitudes that they are summed from. */
+static void rotate_exactly(const Case *of, const Rotation *by, const float *x, size_t row, size_t tokens, int in_bfloat16,
+                           int arithmetic, double *exact, double *sizes) {
+    const size_t d = (size_t)of->d, heads = (size_t)of->heads, plane = (size_t)by->heads * tokens * d;
+    for (size_t at = 0; at < (size_t)of->batch * tokens * heads; at++, exact += d, sizes += d) {
+        const size_t token = at / heads % tokens, head = at % heads;
+        const float *from = x + at / heads * row + head * d;
+        double mean = 0, variance = 0;
+        for (size_t c = 0; c < d; c++) {
+            exact[c] = rounded(from[c], in_bfloat16 || !by->tables ? arithmetic : MASKED_ATTENTION_FLOAT32);
+            sizes[c] = fabs(exact[c]);
+            mean += exact[c] / (double)d;
+        }
+        if (!by->tables) continue;
+        const float *cosine = by->tables + ((head % (size_t)by->heads) * tokens + token) * d, *sine = cosine + plane;
+        double normed[256];
+        for (size_t c = 0; c < d; c++) variance += pow(exact[c] - mean, 2) / (double)d;
+        for (size_t c = 0; c < d; c++)
+            normed[c] = by->normed ? (exact[c] - mean) / sqrt(variance + by->epsilon) : exact[c];
+        for (size_t c = 0; c < d; c++) {
+            const size_t partner = by->halves ? (c + d / 2) % d : c ^ 1;
+            const double shift = by->shifts ? sine[plane + c] : 0;
+            exact[c] = rounded((float)(normed[c] * cosine[c] + normed[partner] * sine[c] + shift), arithmetic);
+            sizes[c] = fabs(normed[c] * cosine[c]) + fabs(normed[partner] * sine[c]) + fabs(shift);
+        }
+    }
+}
+
 /* Returns the largest error in what is allowed.  in_bfloat16: whether Q, K, V and the output are bfloat16. */
 static double attention_error(const Case *of, int arithmetic, int in_bfloat16) {
     const size_t columns = (size_t)of->heads * (size_t)of->d, q = (size_t)of->queries, n = (size_t)of->n;
@@ -205,6 +238,15 @@ static double attention_error(const Case *of, int arithmetic, int in_bfloat16) {
     for (size_t i = 0; i < tiled; i++) halves[i] = half_of(tiles[i]);
     float *biases = by_tiles(bias, (int)own * (of->windows + 1), of->queries, of->n);
     const float scale = 1 / sqrtf((float)of->d);
+    const int normed = of->rotation >> 2;
+    const Rotation of_queries = {of->rotation ? random_numbers(3 * own * q * (size_t)of->d) : NULL, (int)own,
+                                 of->rotation & 2, normed, normed, 1e-5f};
+    const Rotation of_keys = {of->rotation ? random_numbers(3 * own * n * (size_t)of->d) : NULL, (int)own,
+                              of->rotation & 2, normed, normed, 1e-5f};
+    double *exact[4]; /* of queries and keys; then the magnitudes that they are summed from */
+    for (int i = 0; i < 4; i++) exact[i] = allocated(batch * (i % 2 ? n : q) * columns * sizeof **exact);
+    rotate_exactly(of, &of_queries, queries, columns, q, in_bfloat16, arithmetic, exact[0], exact[2]);
+    rotate_exactly(of, &of_keys, keys, 2 * columns, n, in_bfloat16, arithmetic, exact[1], exact[3]);
     const MaskedAttention what = {
         .q = in_bfloat16 ? (void *)q_halves : queries, .k = in_bfloat16 ? (void *)k_halves : keys,
         .v = in_bfloat16 ? (void *)(k_halves + columns) : keys + columns, .rounded = in_bfloat16,
@@ -215,7 +257,7 @@ static double attention_error(const Case *of, int arithmetic, int in_bfloat16) {
         .v_row = 2 * (int64_t)columns, .batch = of->batch, .heads = of->heads, .queries = of->queries, .n = of->n,
         .d = of->d, .mask_heads = of->masked ? (int)own : 0, .bias_heads = of->windows ? (int)own : 0,
         .windows = of->windows, .grid = of->grid, .arithmetic = arithmetic, .scale = scale * 1.44269504f,
-        .steps = of->step ? 1 / of->step : 0};
+        .steps = of->step ? 1 / of->step : 0, .of_queries = of_queries, .of_keys = of_keys};
     /* In two calls, of which the first may end within a head's tiles. */
     const int64_t pieces = masked_attention_pieces(&what);
     if (masked_attention(&what, 0, 1) || masked_attention(&what, 1, pieces)) return INFINITY;
@@ -229,10 +271,9 @@ static double attention_error(const Case *of, int arithmetic, int in_bfloat16) {
                 for (size_t j = 0; j < n; j++) {
                     double sum = 0, size = 0;
                     for (size_t c = 0; c < (size_t)of->d; c++) {
-                        const double product =
-                            rounded(queries[(b * q + i) * columns + h * (size_t)of->d + c], arithmetic) *
-                            rounded(keys[(b * n + j) * 2 * columns + h * (size_t)of->d + c], arithmetic);
-                        sum += product, size += fabs(product);
+                        const size_t query = (b * q + i) * columns + h * (size_t)of->d + c;
+                        const size_t key = (b * n + j) * columns + h * (size_t)of->d + c;
+                        sum += exact[0][query] * exact[1][key], size += exact[2][query] * exact[3][key];
                     }
                     float m = of->masked ? mask[h % own * each + i * n + j] : scale;
                     if (of->masked && arithmetic == MASKED_ATTENTION_BFLOAT16)
@@ -280,7 +321,8 @@ static double attention_error(const Case *of, int arithmetic, int in_bfloat16) {
     printf("%-32s %s error %.2e, allowed %.2e\n", of->name, in_bfloat16 ? "bfloat16" : "float32 ", error, allowed);
     free(q_halves), free(k_halves), free(halves_out), free(queries), free(keys), free(mask), free(bias), free(mixings), free(out), free(steps), free(weights);
     free(sizes), free(row_errors), free(magnitudes);
-    free(tiles), free(halves), free(biases);
+    free(tiles), free(halves), free(biases), free((void *)of_queries.tables), free((void *)of_keys.tables);
+    for (int i = 0; i < 4; i++) free(exact[i]);
     return error / allowed;
 }
 
@@ -408,14 +450,15 @@ static double attention_errors(const Case *of, int arithmetic) {
     return arithmetic == MASKED_ATTENTION_BFLOAT16 ? fmax(error, attention_error(of, arithmetic, 1)) : error;
 }
 
-enum { MOST_NUMBERS = 12 }; /* of a Case, without its name */
+enum { MOST_NUMBERS = 13 }; /* of a Case, without its name */
 
 static double error_of_case(const char *kind, const double *numbers, int arithmetic) {
     int n[MOST_NUMBERS];
     for (int i = 0; i < MOST_NUMBERS; i++) n[i] = (int)numbers[i];
     if (!strcmp(kind, "norm")) return norm_error(n[0], n[1], n[2]);
     if (!strcmp(kind, "product")) return product_chain_support() ? added_product_error(n[0], n[1], n[2]) : 0;
-    const Case of = {kind, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], (float)numbers[8], n[9], n[10], (float)numbers[11]};
+    const Case of = {kind, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], (float)numbers[8], n[9], n[10], (float)numbers[11],
+                     n[12]};
     return attention_errors(&of, arithmetic);
 }
 

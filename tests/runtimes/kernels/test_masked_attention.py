@@ -64,6 +64,9 @@ def graph(**other: Any) -> openvino.Model:
     learned = ops.constant(np.zeros((1, n, heads * d), np.float32))
     query = apart(learned if other.get("learned") else parts[0], [2, 1, 3])
     key = apart(parts[1], [2, 3, 1])
+    if steps := other.get("rotated"):
+        query = rotated(query, steps)
+        key = turned(rotated(apart(parts[1], [2, 1, 3]), steps), [1, 3, 2])
     value = apart(parts[2], [2, 1, 3])
     if "scale" in other:
         query = ops.multiply(query, ops.constant(np.full(other["scale"], 0.25, np.float32)))
@@ -87,6 +90,30 @@ def graph(**other: Any) -> openvino.Model:
         last = ops.multiply(ops.convert(grid, "f32"), ops.constant(np.float32(step)))
     outputs = [last, ops.relu(weights)] if other.get("weights_are_used") else [last]
     return openvino.Model([node.output(0) for node in outputs], [stacked], "attention")
+
+
+def rotated(x: Any, steps: str) -> Any:
+    """Return (B, heads, 20, 16) with norm, if ``steps`` names it, and all but the first token rotated."""
+    make, end = np.random.default_rng(6), np.iinfo(np.int64).max
+
+    def cut(value: Any, start: int, stop: int, step: int, axis: int) -> Any:
+        return ops.slice(value, *(np.array([number]) for number in (start, stop, step, axis)))
+
+    def scaled(value: Any) -> Any:
+        return ops.multiply(value, ops.constant(make.standard_normal((19, 16), dtype=np.float32) / 3))
+
+    if "normed" in steps:
+        x = ops.mvn(x, np.array([3]), True, 1e-6, "inside_sqrt")
+        x = ops.add(ops.multiply(x, ops.constant(make.standard_normal(16, dtype=np.float32))), np.float32(0.5))
+    patches = cut(x, 1, end, 1, 2)
+    if "pairs" in steps:
+        parts = [ops.negative(cut(patches, 1, end, 2, 3)), cut(patches, 0, end, 2, 3)]
+        partner = ops.reshape(ops.concat([ops.unsqueeze(part, [-1]) for part in parts], -1), [-1, 2, 19, 16], False)
+    elif "halves" in steps:
+        partner = ops.concat([ops.negative(cut(patches, 8, 16, 1, 3)), cut(patches, 0, 8, 1, 3)], -1)
+    else:  # columns in the opposite order: no rotation
+        partner = cut(patches, -1, np.iinfo(np.int64).min, -1, 3)
+    return ops.concat([cut(x, 0, 1, 1, 2), ops.add(scaled(patches), scaled(partner))], 2)
 
 
 @pytest.mark.first(2)
@@ -117,7 +144,11 @@ def graph(**other: Any) -> openvino.Model:
         ({"windows": [4], "scale": (), "mask": (), "bias": (4, 2, 20, 20)}, 1),  # of Q alone
         ({"reshaped": True, "last": [20, 32]}, 0),
         ({"scale": (1, 1, 1, 1)}, 1),
-        ({"scale": (2, 1, 1)}, 0),  # another for each head
+        ({"scale": (2, 1, 1)}, 1),  # another for each head
+        ({"rotated": "pairs"}, 1),
+        ({"rotated": "normed, pairs", "quantised": [0.02]}, 1),
+        ({"rotated": "normed, halves", "mask": (), "bias": (2, 20, 20)}, 1),
+        ({"rotated": "reversed"}, 0),
         ({"axis": 2}, 0),
         ({"weights_are_used": True}, 0),
     ],

@@ -18,14 +18,11 @@ from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 from tests.timm_graphs import timm_model
 
-CHANGED = "its queries are {} after the split into heads, which the kernel does not compute"
 MIXED = "transpose stands before its softmax, expected Q Kᵀ, a mask, a bias or head mixing"
 EXPECTED: dict[str, tuple[int, list[str]]] = {
-    **dict.fromkeys(("vit", "beit", "relpos", "pit", "swin_padded"), (2, [])),
+    **dict.fromkeys(("vit", "beit", "relpos", "pit", "swin_padded", "registers", "eva02", "rope"), (2, [])),
     "swin": (3, []),
     "map_pooling": (3, []),
-    "registers": (0, [CHANGED.format("normalised")] * 2),
-    **dict.fromkeys(("eva02", "rope"), (0, [CHANGED.format("rotated by their position")] * 2)),
     "cait": (1, [MIXED, MIXED]),
 }
 """Test model → (attentions that the kernel computes, the reasons of the others)."""
