@@ -46,7 +46,9 @@ _KEYS_ACROSS = [0, 2, 3, 1], [0, 1, 3, 4, 2]
 """(B, n, H, d) → (B, H, d, n), and (B, W, n, H, d) → (B, W, H, d, n)."""
 _KEYS_TURNED = [0, 1, 3, 2], [0, 1, 2, 4, 3]
 """(B, H, n, d) → (B, H, d, n), and (B, W, H, n, d) → (B, W, H, d, n)."""
-_ROTATION_AND_MIXING = "it has both head mixing and rotated or normalised queries or keys, which the kernel does not combine"
+_ROTATION_AND_MIXING = (
+    "it has both head mixing and rotated or normalised queries or keys, which the kernel does not combine"
+)
 _BIAS_AND_MIXING = "it has both a bias and head mixing, which the kernel does not combine"
 
 

@@ -39,8 +39,8 @@ from .openvino_view import (
 )
 from .precision import Arithmetic
 from .prepared_masks import LANES, LOG2_E, prepared_bias, prepared_mask
-from .rotation import Rotation
 from .product_chains import Chain, chains_in, share_in_chains
+from .rotation import Rotation
 
 _ARITHMETIC: dict[Arithmetic, int] = {"f32": 1, "bf16": 2}  # the numbers of masked_attention.h
 _TOKENS_A_CORE = 8  # the rows that chain_on_vectors.h multiplies at once

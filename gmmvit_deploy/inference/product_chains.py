@@ -2,6 +2,8 @@
 
     int8 attention → product → + x → norm → product → GELU, quantised → product → + x → norm → product → Q, K, V
 
+In place of GELU, also its tanh form 2 y σ(…), quick GELU and SiLU: y · σ(slope · y + cubic · y³).
+
 A row, which is a token, needs no other row in these steps, so `chain_on_vectors.h` computes them on the rows of a core
 one after the other.  A chain ends before a node that is not one of these steps, and where values inside the chain have
 another reader.
@@ -11,6 +13,7 @@ another reader.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +22,10 @@ import numpy as np
 from .openvino_view import bounds_of, constant, constant_and_other, reader_of, shape_of
 from .prepared_masks import LANES
 
-_NORM, _OUT, _ADD, _GELU, _QUANTISE = range(5)  # the numbers of product_chain.h
+_NORM, _OUT, _ADD, _GELU, _QUANTISE, _SIGMOID = range(6)  # the numbers of product_chain.h
 _PANEL = 3 * LANES  # columns, as in chain_on_vectors.h
+_TANH_SLOPE = 2 * math.sqrt(2 / math.pi)  # x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))) = x σ(2 √(2/π) (x + 0.044715 x³))
+_TANH_CUBIC = 0.044715 * _TANH_SLOPE
 _INT8 = {"i8": 128, "u8": 0}  # OpenVINO's type → what is added to a value to be a number of 0 to 255
 
 
@@ -48,7 +53,7 @@ class Chain:
     """A chain, and the values that it computes.
 
     inputs: the values that the operation reads before its constants.  constants: those of each step, in order.
-    steps: (kind, depth, columns, epsilon, steps, zero) of each step, as in product_chain.h.
+    steps: (kind, depth, columns, epsilon, steps, zero, slope, cubic) of each step, as in product_chain.h.
     x: the value of the residual stream after the steps so far; None if no step has read it.
     sum, normed, stored: the values of the graph that the operation returns: x if a step changes it, the int8 values of
     a norm that is last, and the products that are stored.
@@ -59,7 +64,7 @@ class Chain:
     taken: set[str]
     inputs: list[Any] = field(default_factory=list)
     constants: list[np.ndarray] = field(default_factory=list)
-    steps: list[tuple[int, int, int, float, float, float]] = field(default_factory=list)
+    steps: list[tuple[int, int, int, float, float, float, float, float]] = field(default_factory=list)
     x: Any = None
     adds: bool = False
     sum: Any = None
@@ -79,7 +84,7 @@ class Chain:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        kinds, depths, columns, epsilons, steps, zeros = zip(*self.steps, strict=True)
+        kinds, depths, columns, epsilons, steps, zeros, slopes, cubics = zip(*self.steps, strict=True)
         return {
             "width": shape_of(self.x)[-1] if self.x is not None else 0,  # type: ignore[index]
             "adds": self.adds,
@@ -90,6 +95,8 @@ class Chain:
             "epsilons": list(epsilons),
             "steps": list(steps),
             "zeros": list(zeros),
+            "slopes": list(slopes),
+            "cubics": list(cubics),
         }
 
 
@@ -179,7 +186,7 @@ def _start_with_values(chain: Chain, product: Product) -> None:
         quantised, steps, zero = grid
         products = _products_of(product.source)
         chain.inputs = [quantised.input_value(0)]
-        chain.steps.append((_QUANTISE, product.weights.shape[0], 0, 0.0, steps, zero))
+        chain.steps.append((_QUANTISE, product.weights.shape[0], 0, 0.0, steps, zero, 0.0, 0.0))
     elif product.source.get_element_type().get_type_name() == "i8":
         chain.inputs = [product.source]
     else:
@@ -190,7 +197,7 @@ def _start_with_values(chain: Chain, product: Product) -> None:
 def _add_norm(chain: Chain, norm: Any) -> None:
     weight, bias = (constant(norm.input_value(len(norm.inputs()) - back)) for back in (2, 1))
     chain.constants += [weight, bias]
-    chain.steps.append((_NORM, 0, 0, float(norm.get_attributes()["epsilon"]), 0.0, 0.0))
+    chain.steps.append((_NORM, 0, 0, float(norm.get_attributes()["epsilon"]), 0.0, 0.0, 0.0, 0.0))
     chain.taken.add(norm.get_name())
     products = _products_of(norm.output(0))
     _add_products(chain, products)
@@ -204,14 +211,15 @@ def _add_products(chain: Chain, products: list[Product]) -> None:
 
 
 def _add_product(chain: Chain, product: Product) -> None:
+    if (activation := _activation(product.output)) and (quantised := _quantised_activation(activation.output)):
+        following, steps, zero = quantised
+        _put_product(chain, product, activation.kind, steps, zero, activation.slope, activation.cubic)
+        _add_product(chain, following)
+        return
     reader = reader_of(product.output)
     node = (reader if reader is not None else product.output).get_node()
     kind = node.get_type_name() if reader is not None else "none, or several"
-    if kind == "Gelu" and (gelu := _quantised_gelu(node)):
-        following, steps, zero = gelu
-        _put_product(chain, product, _GELU, steps, zero)
-        _add_product(chain, following)
-    elif kind in ("Add", "ResidualNorm") and _joins_x(chain, product, node):
+    if kind in ("Add", "ResidualNorm") and _joins_x(chain, product, node):
         _put_product(chain, product, _ADD)
         chain.taken.add(node.get_name())
         chain.x = chain.sum = node.output(1 if kind == "ResidualNorm" else 0)
@@ -226,10 +234,18 @@ def _store(chain: Chain, product: Product) -> None:
     chain.stored.append(product.output)
 
 
-def _put_product(chain: Chain, product: Product, kind: int, steps: float = 0.0, zero: float = 0.0) -> None:
+def _put_product(
+    chain: Chain,
+    product: Product,
+    kind: int,
+    steps: float = 0.0,
+    zero: float = 0.0,
+    slope: float = 0.0,
+    cubic: float = 0.0,
+) -> None:
     depth, columns = product.weights.shape
     chain.constants += [_packed(product.weights), product.start, product.scale, product.bias]
-    chain.steps.append((kind, depth, columns, 0.0, steps, zero))
+    chain.steps.append((kind, depth, columns, 0.0, steps, zero, slope, cubic))
     chain.products.append(product.node)
     chain.taken.add(product.node.get_name())
 
@@ -311,13 +327,45 @@ def _products_of(value: Any) -> list[Product]:
     return products
 
 
-def _quantised_gelu(gelu: Any) -> tuple[Product, float, float] | None:
-    """Return (the product that reads it, steps in 1, number of 0) of a quantised GELU; None for any other reader."""
-    reader = reader_of(gelu.output(0))
+@dataclass(frozen=True, eq=False)
+class Activation:
+    """The activation of a product.  kind: `_GELU`, or `_SIGMOID` with its slope and cubic.  output: its value."""
+
+    kind: int
+    output: Any
+    slope: float = 0.0
+    cubic: float = 0.0
+
+
+def _activation(value: Any) -> Activation | None:
+    """Return the only reader of a value if it is GELU, SiLU y · σ(y) or quick GELU y · σ(1.702 y)."""
+    readers = [target.get_node() for target in value.get_target_inputs()]
+    if [reader.get_type_name() for reader in readers] == ["Gelu"]:
+        (gelu,) = readers
+        exact = gelu.get_attributes()["approximation_mode"].lower() == "erf"
+        output = gelu.output(0)
+        return Activation(_GELU, output) if exact else Activation(_SIGMOID, output, _TANH_SLOPE, _TANH_CUBIC)
+    for last in readers if len(readers) == 2 else ():
+        others = [factor for factor in last.input_values() if factor != value]
+        sigmoid = others[0].get_node() if last.get_type_name() == "Multiply" and len(others) == 1 else None
+        if sigmoid is None or sigmoid.get_type_name() != "Sigmoid" or len(others[0].get_target_inputs()) != 1:
+            continue
+        slope, source = constant_and_other(sigmoid.input_value(0), "multiplication") or (
+            np.ones(1),
+            sigmoid.input_value(0),
+        )
+        if source == value and slope.size == 1 and slope.reshape(()) > 0:
+            return Activation(_SIGMOID, last.output(0), float(slope.reshape(())))
+    return None
+
+
+def _quantised_activation(value: Any) -> tuple[Product, float, float] | None:
+    """Return (the product that reads it, steps in 1, number of 0) of a quantised activation; None for other readers."""
+    reader = reader_of(value)
     values = reader_of(reader) if reader is not None else None
     grid = _grid_of(values) if values is not None else None
     products = _products_of(values) if grid is not None else []
-    if grid is None or len(products) != 1 or gelu.get_attributes()["approximation_mode"].lower() != "erf":
+    if grid is None or len(products) != 1:
         return None
     return products[0], grid[1], grid[2]
 

@@ -2,8 +2,8 @@
 
     y = x̂ ∘ C + partner(x̂) ∘ S + D        x̂ = (x − mean(x)) / √(variance(x) + ε), or x
 
-    C, S        the cosine and the sine of each token and column, which depend on the grid alone; 1 and 0 for tokens that
-                are not rotated, such as the class token. The weight of a norm is a factor of both
+    C, S        the cosine and the sine of each token and column, which depend on the grid alone; 1 and 0 for tokens
+                that are not rotated, such as the class token. The weight of a norm is a factor of both
     D           the bias of a norm, rotated; or 0
     partner     column 2i belongs to column 2i + 1; or, in the form of halves, column i to column i + d / 2
 
@@ -86,13 +86,13 @@ def _tables(compute: Callable[[Any], Any], shape: tuple[int, ...], halves: bool)
 
 
 def _collect(value: Any, starts: Callable[[Any], bool], leaves: dict[tuple[str, int], Any]) -> bool:
-    """Add the values that linear operators compute ``value`` from.  False: these are too many, or a factor is no constant."""
+    """Add the values from which linear operators compute ``value``.  False: two computed values are multiplied."""
     node = value.get_node()
     if constant(value) is not None:
         return True
     if starts(value) or node.get_type_name() not in _LINEAR:
         leaves[node.get_name(), value.get_index()] = value
-        return len(leaves) == 1
+        return True
     if kind_of(value) == "multiplication" and all(constant(operand) is None for operand in inputs_of(value)):
         return False
     return all(_collect(operand, starts, leaves) for operand in inputs_of(value))

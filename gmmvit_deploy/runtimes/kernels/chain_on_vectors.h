@@ -3,7 +3,7 @@
        y = s_n sum_k (q_k - zero) w_kn + b_n        a product of int8 values; then one of
            out = y                                  stored,
            x = x + y                                added to the residual stream, or
-           q = round(steps GELU(y)) + zero          quantised for the next product
+           q = round(steps f(y)) + zero             quantised for the next product; f is GELU or y sigma(a y + b y^3)
        q = norm(x) on the grid of int8              norm_on_vectors.h
 
    As separate operators, each writes its output to memory, and all cores wait for each other. Here some rows pass all
@@ -68,6 +68,15 @@ INLINE Floats gelu(Floats x) {
     return fused(size * repeated(-0.5f), exp2_of(log2_erfc * size, 6), greater(x, zero()));
 }
 
+/* x sigma(z), z = slope x + cubic x^3: max(x, 0) - |x| t / (1 + t), where t = e^-|z|. */
+INLINE Floats times_sigmoid(Floats x, float slope, float cubic) {
+    const float log2_e = 1.44269504f;
+    const Floats size = greater(x, zero() - x);
+    const Floats z = size * fused(size * size, repeated(-log2_e * cubic), repeated(-log2_e * slope));
+    const Floats t = exp2_of(z, 6);
+    return greater(x, zero()) - size * t / (repeated(1) + t);
+}
+
 typedef struct {
     const float *from; /* x before the sum */
     float *to;         /* x after the sum, or the output */
@@ -85,6 +94,9 @@ INLINE void finish_as(int kind, const ChainStep *step, const int32_t *sums, int 
             const Floats y = fused(floats_of(loaded_words((const uint32_t *)sums + i * PANEL + v * LANES)), scale, bias);
             if (kind == CHAIN_GELU)
                 store_bytes(ends->bytes + to, fused(gelu(y), repeated(step->steps), repeated(step->zero)));
+            else if (kind == CHAIN_SIGMOID)
+                store_bytes(ends->bytes + to, fused(times_sigmoid(y, step->slope, step->cubic), repeated(step->steps),
+                                                    repeated(step->zero)));
             else if (kind == CHAIN_ADD) store_anywhere(ends->to + to, y + loaded_anywhere(ends->from + to));
             else store_anywhere(ends->to + to, y);
         }
@@ -96,6 +108,7 @@ SIMD static void finish(const ChainStep *step, const int32_t *sums, int rows, in
     switch (step->kind) {
     case CHAIN_OUT: finish_as(CHAIN_OUT, step, sums, rows, vectors, column, at, ends); break;
     case CHAIN_ADD: finish_as(CHAIN_ADD, step, sums, rows, vectors, column, at, ends); break;
+    case CHAIN_SIGMOID: finish_as(CHAIN_SIGMOID, step, sums, rows, vectors, column, at, ends); break;
     default: finish_as(CHAIN_GELU, step, sums, rows, vectors, column, at, ends);
     }
 }
@@ -156,7 +169,7 @@ static void block_of(const ProductChain *of, int64_t first, int rows, double tur
         float *out = step->kind == CHAIN_OUT ? step->out + first * step->columns : sum;
         multiplied(step, q, rows, turn, &(Ends){x, out, next});
         if (step->kind == CHAIN_ADD) x = sum;
-        if (step->kind == CHAIN_GELU) {
+        if (step->kind == CHAIN_GELU || step->kind == CHAIN_SIGMOID) {
             uint8_t *free_now = q;
             q = next, next = free_now;
         }

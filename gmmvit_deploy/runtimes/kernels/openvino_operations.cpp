@@ -22,8 +22,8 @@
    of each product its packed weights, the start of its sums, scale and bias.
    Outputs: the sum, float32 (…, width), if `sums`; int8 (…, width) of a norm that is last; float32 (…, columns) of each
    product that is stored.
-   Attributes: of each step `kinds`, as in product_chain.h, `depths` and `columns`, 0 for a norm, `epsilons`, `steps`
-   and `zeros`. */
+   Attributes: of each step `kinds`, as in product_chain.h, `depths` and `columns`, 0 for a norm, `epsilons`, `steps`,
+   `zeros`, `slopes` and `cubics`. */
 
 #include "masked_attention.h"
 #include "product_chain.h"
@@ -257,6 +257,8 @@ public:
         visitor.on_attribute("epsilons", m_epsilons);
         visitor.on_attribute("steps", m_steps);
         visitor.on_attribute("zeros", m_zeros);
+        visitor.on_attribute("slopes", m_slopes);
+        visitor.on_attribute("cubics", m_cubics);
         return true;
     }
 
@@ -296,6 +298,8 @@ public:
             step.columns = m_columns[i];
             step.steps = m_steps[i];
             step.zero = m_zeros[i];
+            step.slope = m_slopes[i];
+            step.cubic = m_cubics[i];
             step.out = step.kind == CHAIN_OUT ? outputs.at(out++).data<float>() : nullptr;
         }
         what.steps = steps.data();
@@ -312,7 +316,7 @@ private:
     bool m_adds = false, m_sums = false;
     int64_t m_width = 0;
     std::vector<int64_t> m_kinds, m_depths, m_columns;
-    std::vector<float> m_epsilons, m_steps, m_zeros;
+    std::vector<float> m_epsilons, m_steps, m_zeros, m_slopes, m_cubics;
 };
 
 }  // namespace gmmvit

@@ -14,6 +14,7 @@ enum {
     CHAIN_ADD = 2,      /* a product, added to x */
     CHAIN_GELU = 3,     /* a product, its GELU quantised: what the next product multiplies */
     CHAIN_QUANTISE = 4, /* the first step: `values` quantised */
+    CHAIN_SIGMOID = 5,  /* a product, its y sigma(y (slope + cubic y^2)) quantised: SiLU and other forms of GELU */
 };
 
 typedef struct {
@@ -23,7 +24,8 @@ typedef struct {
     const uint8_t *weights;    /* product: (depth, columns), packed as chain_on_vectors.h says */
     const int32_t *start;      /* product: (columns), -zero sum_k w_kn */
     int64_t depth, columns;    /* product: multiples of 16; CHAIN_QUANTISE: the depth of the next product; otherwise 0 */
-    float steps, zero;         /* CHAIN_GELU, CHAIN_QUANTISE: those in 1, and the number of 0, of a grid of 0 to 255 */
+    float slope, cubic;        /* CHAIN_SIGMOID; positive */
+    float steps, zero;         /* CHAIN_GELU, CHAIN_SIGMOID, CHAIN_QUANTISE: those in 1, and the number of 0, of a grid of 0 to 255 */
     float *out;                /* CHAIN_OUT: (rows, columns) */
 } ChainStep;
 

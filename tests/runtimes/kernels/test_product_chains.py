@@ -46,6 +46,14 @@ def unsigned(x: Any, step: float, zero: int, levels: int) -> Any:
     return ops.multiply(values, ops.constant(np.float32(step)))
 
 
+def activated(x: Any, form: str) -> Any:
+    if form == "relu":
+        return ops.relu(x)
+    if form in ("silu", "quick"):
+        return ops.multiply(x, ops.sigmoid(x if form == "silu" else ops.multiply(x, np.float32(1.702))))
+    return ops.gelu(x, form)
+
+
 def graph(**other: Any) -> openvino.Model:
     """Return a model of MLP blocks, each x + product(Quantize(GELU(product(Quantize(norm(x)))))), and two products."""
     width = other.get("width", WIDTH)
@@ -55,7 +63,7 @@ def graph(**other: Any) -> openvino.Model:
     for seed in (1, 2):
         normed = ops.mvn(x, ops.constant([-1]), True, 1e-5, "inside_sqrt")
         normed = ops.add(ops.multiply(normed, ops.constant(numbers(width, seed=seed))), ops.constant(numbers(width)))
-        hidden = ops.gelu(product(quantised(normed, 0.03), seed, width, HIDDEN), other.get("gelu", "erf"))
+        hidden = activated(product(quantised(normed, 0.03), seed, width, HIDDEN), other.get("gelu", "erf"))
         if other.get("hidden_is_used"):
             outputs.append(ops.relu(hidden).output(0))
         branch = product(unsigned(hidden, 0.02, 9, other.get("levels", 256)), seed + 5, HIDDEN, width)
@@ -74,7 +82,10 @@ def graph(**other: Any) -> openvino.Model:
         ({}, 2, 6),
         ({"sum_is_used": True}, 2, 6),  # the second block's product is stored, because the sum has another reader
         ({"hidden_is_used": True}, 4, 6),  # the next chain quantises the GELU
-        ({"gelu": "tanh"}, 4, 6),
+        ({"gelu": "tanh"}, 2, 6),
+        ({"gelu": "silu"}, 2, 6),
+        ({"gelu": "quick"}, 2, 6),
+        ({"gelu": "relu"}, 4, 6),
         ({"levels": 255}, 0, 0),  # too many products would be left
         ({"width": 24}, 0, 0),
         ({"cores": 3}, 0, 0),  # 16 tokens are too few
