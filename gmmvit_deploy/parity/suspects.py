@@ -7,7 +7,9 @@ the suspects only after a runner has failed. The named mistake is a hint and doe
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -166,11 +168,51 @@ def _shifts_of_one_pixel(model: Model) -> bool:
     return bool(views)
 
 
+def _rotation_of(patches: Callable[[int], torch.Tensor]) -> Callable[[Model], bool]:
+    """Return a function that gives each patch the rotation of another patch.
+
+    patches: returns the indices of these patches, (g, g), for a grid of g × g patches.
+    """
+
+    def rotated_otherwise(compute: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        tables = compute(*args, **options)
+        if isinstance(tables, tuple):
+            return tuple(_at(table) for table in tables)
+        return _at(tables)
+
+    def _at(table: torch.Tensor) -> torch.Tensor:
+        side = math.isqrt(table.shape[-2])
+        return table[..., patches(side).flatten(), :] if side * side == table.shape[-2] else table
+
+    def apply(model: Model) -> bool:
+        found = False
+        for module in model.modules():
+            # of timm, and of transformers
+            name = "get_embed" if hasattr(module, "get_embed") else "forward"
+            if name == "get_embed" or type(module).__name__.endswith("RopePositionEmbedding"):
+                setattr(module, name, partial(rotated_otherwise, getattr(module, name)))
+                found = True
+        return found
+
+    return apply
+
+
+def _numbered(side: int) -> torch.Tensor:
+    return torch.arange(side * side).reshape(side, side)
+
+
 _MODULE_MISTAKES: tuple[tuple[str, Callable[[Model], bool]], ...] = (
     ("LayerNorm with an epsilon of 1e-6", _set_on(nn.LayerNorm, "eps", 1e-6)),
     ("LayerNorm with an epsilon of 1e-12", _set_on(nn.LayerNorm, "eps", 1e-12)),
     ("the tanh approximation of GELU", _set_on(nn.GELU, "approximate", "tanh")),
     ("patches shifted by a single pixel in place of half a patch", _shifts_of_one_pixel),
     ("patches flattened with the channel first", flatten_channel_first),
+    ("rotation with rows and columns of the grid exchanged", _rotation_of(lambda side: _numbered(side).T)),
+    (
+        "rotation of a grid of half the side",
+        _rotation_of(
+            lambda side: _numbered(side)[::2, ::2].repeat_interleave(2, 0).repeat_interleave(2, 1)[:side, :side]
+        ),
+    ),
 )
 """Mistakes in modules outside the attention scores: (name, function that changes the model in place)."""
