@@ -19,6 +19,7 @@ all other nodes with its built-in operators.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,9 +99,10 @@ class Kernels:
         grids = [_quantised(form.last, through_layout=False) for form in forms]
         if not _quantises_beside(model, sum(len(nodes) for _, nodes in grids)):
             grids = [(None, ()) for _ in forms]
+        stored: dict[bytes, Any] = {}
         for form, (step, quantised) in zip(forms, grids, strict=True):
             attributes = {**form.attributes, "steps": 1 / step if step else 0.0}
-            self._put("MaskedAttention", replace(form, attributes=attributes, quantised=quantised))
+            self._put("MaskedAttention", replace(form, attributes=attributes, quantised=quantised), stored)
         model.validate_nodes_and_infer_types()
         return len(forms)
 
@@ -124,7 +126,7 @@ class Kernels:
         for node in nodes:
             form = _matched_norm(node)  # matched again: the previous replacement may have changed this norm's input
             if form is not None:
-                self._put("ResidualNorm", form)
+                self._put("ResidualNorm", form, {})
                 replaced += 1
         model.validate_nodes_and_infer_types()
         return replaced
@@ -159,10 +161,16 @@ class Kernels:
             computed[_key(value)] = fused.output(number)
             value.replace(fused.output(number))
 
-    def _put(self, operation: str, form: Form) -> None:
+    def _put(self, operation: str, form: Form, stored: dict[bytes, Any]) -> None:
+        """stored: hash → constant of an earlier form; layers with equal masks or rotations share a constant."""
         from openvino import opset13
 
-        constants = [opset13.constant(values) for values in form.constants]
+        constants = []
+        for values in form.constants:
+            key = hashlib.sha256(f"{values.dtype} {values.shape}".encode() + values.tobytes()).digest()
+            if key not in stored:
+                stored[key] = opset13.constant(values)
+            constants.append(stored[key])
         inputs = [opset13.convert(value, "bf16").output(0) for value in form.inputs] if form.rounded else form.inputs
         fused = self._factory.create(operation, [*inputs, *constants], form.attributes)
         fused.set_friendly_name(form.last.get_friendly_name())
