@@ -105,6 +105,7 @@ _MIN_COSINE = 0.98
 PEERS = {
     "nncf_default": ".xml",
     "nncf_extremes": ".xml",
+    "nncf_accuracy": ".xml",
     "ort_static": ".onnx",
     "modelopt": ".onnx",
     "modelopt_max": ".onnx",
