@@ -22,6 +22,7 @@ from gmmvit_cli.main import app
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.demo.models import save_checkpoint
 from gmmvit_deploy.errors import BundleError
+from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.images import spec as contract
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.datasets import DATASETS
@@ -30,6 +31,7 @@ from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
+from tests.conftest import cifar_options, golden, once
 from tests.parity import faults
 from tests.parity.faults import Altered, each_matrix, rebuilt
 from tests.random_bundles import random_vit
@@ -265,3 +267,19 @@ def test_faults_end_the_process_with_1(
     right = gmmvit("parity", bundle.path, "--json")
     assert right.returncode == 0
     assert json.loads(right.stdout)["verdict"] == "passed"
+
+
+@pytest.mark.parametrize("outputs", ["features", "both"])
+def test_features_without_unit_length(outputs: str, shared: Path, tmp_path: Path) -> None:
+    names = ("features",) if outputs == "features" else ("logits", "features")
+    options = cifar_options(outputs=names, normalise=True, labels=None)
+    path = golden("vit_gmm").path
+    bundle = once(shared / f"unit_{outputs}", lambda out: bundle_from_checkpoint(path, out, options))
+    (record,) = [output for output in bundle.manifest.outputs if output.name == "features"]
+    assert (record.pooling, record.unit_length) == ("mean of all tokens", True)
+    lengths = np.linalg.norm(bundle.golden_rows()[1]["features"], axis=1)
+    np.testing.assert_allclose(lengths, 1, rtol=0, atol=1e-6)
+    assert judged(bundle).status == 0
+    result = judged(rebuilt(bundle, tmp_path / "fault", lambda model: setattr(model, "normalises", False)))
+    assert "numeric" in result.failed
+    assert "likely cause: features without unit length" in result.checks["numeric"]["reasons"][-1]
