@@ -22,7 +22,6 @@ from gmmvit_cli.main import app
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.demo.models import save_checkpoint
 from gmmvit_deploy.errors import BundleError
-from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.images import spec as contract
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.datasets import DATASETS
@@ -31,7 +30,6 @@ from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
-from tests.conftest import cifar_options, golden, once
 from tests.parity import faults
 from tests.parity.faults import Altered, each_matrix, rebuilt
 from tests.random_bundles import random_vit
@@ -269,12 +267,9 @@ def test_faults_end_the_process_with_1(
     assert json.loads(right.stdout)["verdict"] == "passed"
 
 
-@pytest.mark.parametrize("outputs", ["features", "both"])
-def test_features_without_unit_length(outputs: str, shared: Path, tmp_path: Path) -> None:
-    names = ("features",) if outputs == "features" else ("logits", "features")
-    options = cifar_options(outputs=names, normalise=True, labels=None)
-    path = golden("vit_gmm").path
-    bundle = once(shared / f"unit_{outputs}", lambda out: bundle_from_checkpoint(path, out, options))
+@pytest.mark.parametrize("kind", ["features_bundle", "both_bundle"])
+def test_features_without_unit_length(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    bundle = request.getfixturevalue(kind)
     (record,) = [output for output in bundle.manifest.outputs if output.name == "features"]
     assert (record.pooling, record.unit_length) == ("mean of all tokens", True)
     lengths = np.linalg.norm(bundle.golden_rows()[1]["features"], axis=1)

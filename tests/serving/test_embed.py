@@ -21,14 +21,13 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, RUNNER_HEADER, FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.gateway.gateway import Gateway
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.server import TritonServer
-from tests.conftest import FREE_PORTS, cifar_options, golden, once
+from tests.conftest import FREE_PORTS
 from tests.documented import PAGES, blocks, commands
 from tests.haproxy import needs_haproxy
 from tests.inference.test_preprocess import encoded, photo
@@ -43,20 +42,10 @@ FILES = [("image", item) for item in IMAGES.items()]
 
 
 @pytest.fixture(scope="module")
-def only_features(shared: Path) -> Bundle:
-    options = cifar_options(outputs="features", normalise=True, labels=None)
-    return once(shared / "unit_features", lambda out: bundle_from_checkpoint(golden("vit_gmm").path, out, options))
-
-
-@pytest.fixture(scope="module")
-def both(shared: Path) -> Bundle:
-    options = cifar_options(outputs=("logits", "features"))
-    return once(shared / "with_features", lambda out: bundle_from_checkpoint(golden("vit_gmm").path, out, options))
-
-
-@pytest.fixture(scope="module")
-def server(both: Bundle, only_features: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    bundles = {"gmmvit": both, "backbone": only_features}
+def server(
+    both_bundle: Bundle, features_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    bundles = {"gmmvit": both_bundle, "backbone": features_bundle}
     with one_server(bundles, tmp_path_factory.mktemp("served")) as running:
         yield running
 
@@ -69,10 +58,10 @@ def front(server: TritonServer) -> Iterator[FrontProcess]:
 
 
 @pytest.fixture(scope="module")
-def features(both: Bundle) -> np.ndarray:
+def features(both_bundle: Bundle) -> np.ndarray:
     """PyTorch's features of the images, float32 (2, D)."""
-    pixels = np.stack([both.manifest.image.pixels_from_bytes(image) for image in IMAGES.values()])
-    with EagerRunner(both) as runner:
+    pixels = np.stack([both_bundle.manifest.image.pixels_from_bytes(image) for image in IMAGES.values()])
+    with EagerRunner(both_bundle) as runner:
         return runner.rows_all(pixels)["features"]
 
 
@@ -89,12 +78,12 @@ def decoded(texts: list[str]) -> list[np.ndarray]:
     return [np.frombuffer(base64.b64decode(text), "<f4") for text in texts]
 
 
-def test_every_form_of_the_answer(front: FrontProcess, both: Bundle, features: np.ndarray) -> None:
+def test_every_form_of_the_answer(front: FrontProcess, both_bundle: Bundle, features: np.ndarray) -> None:
     answer = asked(front.url, "/embed", files=FILES)
     assert answer.status_code == 200, answer.text
     body = answer.json()
     assert body.keys() == {"model", "bundle", "runner", "dimension", "features"}
-    assert (body["model"], body["bundle"], body["dimension"]) == ("gmmvit", both.sha256, features.shape[1])
+    assert (body["model"], body["bundle"], body["dimension"]) == ("gmmvit", both_bundle.sha256, features.shape[1])
     assert (answer.headers[BUNDLE_HEADER], answer.headers[RUNNER_HEADER]) == (body["bundle"], body["runner"])
     close(decoded(body["features"]), features)
     close(asked(front.url, "/embed/?format=list", files=FILES).json()["features"], features)
@@ -160,7 +149,7 @@ def test_refusals(case: str, front: FrontProcess) -> None:
     assert (answer.status_code, reason in answer.json()["error"]) == (status, True), answer.text
 
 
-def test_a_model_without_logits_names_the_other_path(server: TritonServer, only_features: Bundle) -> None:
+def test_a_model_without_logits_names_the_other_path(server: TritonServer, features_bundle: Bundle) -> None:
     with FrontProcess(FrontOptions(triton_url=server.grpc_url, model="backbone"), None) as front:
         front.wait_ready()
         refused = asked(front.url, "/classify", content=IMAGES["photo.png"])
@@ -223,11 +212,11 @@ def test_the_programs_of_the_page(reader: str, features: np.ndarray) -> None:
 
 
 @pytest.mark.nightly
-def test_serve_prints_the_address_of_embed(only_features: Bundle) -> None:
-    command = Serve(only_features.path)
+def test_serve_prints_the_address_of_embed(features_bundle: Bundle) -> None:
+    command = Serve(features_bundle.path)
     where = command.ready()
     assert where["classify"] is None
     answer = asked(where["embed"], "", content=IMAGES["photo.png"])
-    assert answer.json()["dimension"] == only_features.manifest.outputs[0].shape[0]
+    assert answer.json()["dimension"] == features_bundle.manifest.outputs[0].shape[0]
     command.process.send_signal(signal.SIGTERM)
     assert command.end()[0] == 0
