@@ -113,7 +113,8 @@ def test_embeddings_in_the_form_of_openai(encoding: str | None, front: FrontProc
 
 
 def openai(**changes: Any) -> dict[str, Any]:
-    return {"path": "/v1/embeddings", "json": {"model": "gmmvit", "input": URIS, **changes}}
+    body = json.dumps({"model": "gmmvit", "input": URIS, **changes})
+    return {"path": "/v1/embeddings", "content": body, "headers": {"content-type": "application/json"}}
 
 
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
@@ -137,6 +138,8 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "another dimension": (openai(dimensions=2), 400, "'dimensions': expected only input, model"),
     "text": (openai(input="a cat"), 400, "image 0: expected a data URI"),
     "tokens": (openai(input=[[1, 2]]), 400, "image 0: expected a data URI"),
+    "nested input": (openai(input=[json.loads("[" * 500 + "]" * 500)]), 400, "data URI, such as"),
+    "half a surrogate pair": (openai(input="data:image/png;base64,\ud800"), 400, "image 0: "),
     "nothing": (openai(input=[]), 400, "input: expected 1 to 8 images, got 0"),
     "no base64": (openai(input=[URIS[0], "data:image/png;base64,!"]), 400, "image 1: "),
 }

@@ -149,10 +149,10 @@ def images_from_json(body: bytes, model: str, max_images: int) -> tuple[list[byt
     if unknown := sorted(request.keys() - {"input", "model", "encoding_format", "user"}):
         raise Refusal(400, f"{unknown[0][:40]!r}: expected only input, model, encoding_format and user")
     if request.get("model") != model:
-        raise Refusal(404, f"model: expected {model!r}, got {str(request.get('model'))[:80]!r}")
+        raise Refusal(404, f"model: expected {model!r}, got {_shown(request.get('model'))}")
     encoding = request.get("encoding_format", "float")
     if encoding not in ("float", "base64"):
-        raise Refusal(400, f"encoding_format: expected float or base64, got {str(encoding)[:40]!r}")
+        raise Refusal(400, f"encoding_format: expected float or base64, got {_shown(encoding)}")
     stated = request.get("input")
     images: list[Any] = stated if isinstance(stated, list) else [stated]
     if not 1 <= len(images) <= max_images:
@@ -160,8 +160,12 @@ def images_from_json(body: bytes, model: str, max_images: int) -> tuple[list[byt
     for position, image in enumerate(images):
         if not isinstance(image, str) or image[:5].lower() != "data:":
             expected = "expected a data URI, such as data:image/jpeg;base64,/9j/…"
-            raise Refusal(400, f"image {position}: {expected}, got {str(image)[:40]!r}", image=position)
-    return [image.encode() for image in images], encoding
+            raise Refusal(400, f"image {position}: {expected}, got {_shown(image)}", image=position)
+    return [image.encode(errors="replace") for image in images], encoding  # JSON can hold half a surrogate pair
+
+
+def _shown(value: Any) -> str:
+    return repr(value[:40]) if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _parts(body: bytes, boundary: bytes, max_images: int) -> list[bytes]:
