@@ -59,7 +59,7 @@ def _crossing(above: Callable[[float], bool], low: float, high: float) -> float:
     return (low + high) / 2
 
 
-def share_interval(right: int, images: int, *, z: float = Z95_ONE_SIDED) -> tuple[float, float]:
+def share_interval(right: float, images: int, *, z: float = Z95_ONE_SIDED) -> tuple[float, float]:
     """Return both ends of Wilson's score interval of a binomial share.  z: the standard normal quantile."""
     share, weight = right / images, z**2 / images
     centre = (share + weight / 2) / (1 + weight)

@@ -208,6 +208,20 @@ def tensor_bundle(shared: Path) -> Bundle:
     return once(shared / "normalised_outside", lambda out: bundle_from_checkpoint(path, out, options))
 
 
+@pytest.fixture(scope="session")
+def features_bundle(shared: Path) -> Bundle:
+    """``vit_gmm`` with features of unit length, and no logits."""
+    path, options = golden("vit_gmm").path, cifar_options(outputs="features", normalise=True, labels=None)
+    return once(shared / "features", lambda out: bundle_from_checkpoint(path, out, options))
+
+
+@pytest.fixture(scope="session")
+def both_bundle(shared: Path) -> Bundle:
+    """``vit_gmm`` with logits, and features of unit length."""
+    path, options = golden("vit_gmm").path, cifar_options(outputs=("logits", "features"), normalise=True)
+    return once(shared / "both_outputs", lambda out: bundle_from_checkpoint(path, out, options))
+
+
 def small_swin(kind: MaskKind) -> Model:
     """A Swin with shifted windows, and heads wide enough for our kernel (heads of the golden Swin are narrower)."""
     torch.manual_seed(0)

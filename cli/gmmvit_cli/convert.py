@@ -45,6 +45,11 @@ def convert(
         "CPUs keeps the decision on this share of the calibration images that set no range, such as 0.98. The lower "
         "end of the share's interval must reach it. Only OpenVINO runs a graph with dynamic projections.",
     ),
+    keep_neighbours: float | None = PRECISION.option(
+        "SHARE",
+        "As --keep-decisions, for a bundle without logits: the share of the ten nearest neighbours of each image, by "
+        "the cosine of the features, such as 0.9.",
+    ),
     snr_db: float | None = PRECISION.option(
         "DB", "As --keep-decisions, for the signal-to-noise ratio of the logits, in dB, such as 25."
     ),
@@ -69,14 +74,20 @@ def convert(
     refusals = refusals_of(context)
     with refusals.collected():
         require_calibration(precisions, calibration)
-    typed = {"--keep-decisions": keep_decisions, "--snr-db": snr_db, "--accuracy": accuracy}
-    gates = [option for option, value in typed.items() if value is not None]
+    gate_options = {
+        "--keep-decisions": keep_decisions,
+        "--keep-neighbours": keep_neighbours,
+        "--snr-db": snr_db,
+        "--accuracy": accuracy,
+    }
+    gates = [option for option, value in gate_options.items() if value is not None]
     fits = calibration is not None and "int8" in (precisions or ("int8",))
     for option in gates:
         hint = f"type --precision int8 --calibration DATA, or leave {option} out"
         refusals.refuse(not fits, f"{option} is for int8 with calibration images", hint=hint)
     with refusals.collected():
-        gate = Gate(keep_decisions=keep_decisions, snr_db=snr_db, accuracy=accuracy) if gates else None
+        shares = {"keep_decisions": keep_decisions, "keep_neighbours": keep_neighbours, "accuracy": accuracy}
+        gate = Gate(snr_db=snr_db, **shares) if gates else None
     with progress("convert") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.runtimes.programs.image_batches import require_images
@@ -149,7 +160,7 @@ def print_gate(name: str, record: VariantRecord) -> None:
         "graph",
         "dynamic",
         "in float32",
-        "decisions kept",
+        "neighbours kept" if "least_cosine" in calibration["curve"][0] else "decisions kept",
         "dB",
         "top-1, in fp32",
         "time in openvino, batch 8, fp32 = 1",
@@ -161,9 +172,10 @@ def print_gate(name: str, record: VariantRecord) -> None:
 
 def _gate_row(row: Mapping[str, Any]) -> tuple[str, ...]:
     kept = ""
-    if "kept" in row:
-        low, high = row["kept_interval"]
-        kept = f"{row['kept']:.2%} ({low:.2%} to {high:.2%})"
+    for name in ("kept", "neighbours"):
+        if name in row:
+            low, high = row[f"{name}_interval"]
+            kept = f"{row[name]:.2%} ({low:.2%} to {high:.2%})"
     return (
         str(row["dynamic"]),
         str(row["float32"]),

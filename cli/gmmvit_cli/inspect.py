@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -212,9 +212,11 @@ def _inspect_bundle(path: Path, report: Path | None, *, as_json: bool) -> None:
     cascades = dict(_cascade(bundle, first) for first in cascades_in(bundle))
     if as_json:
         records = {Path(file).stem: record.to_json() for file, record in graphs.items()}
-        print_json({"bundle": described_bundle(bundle), "records": records, "cascades": cascades})
+        outputs = [asdict(output) for output in bundle.manifest.outputs]
+        print_json({"bundle": described_bundle(bundle), "outputs": outputs, "records": records, "cascades": cascades})
         return
     rows = [("bundle", f"{path}, SHA-256 {bundle.sha256}"), ("graph model.onnx", "fp32")]
+    rows[1:1] = [("output", f"{o.name}: float32 (N, {o.shape[0]}){o.words}") for o in bundle.manifest.outputs]
     for file, graph in graphs.items():
         rows += _rows_of(bundle, file, graph)
     rows += [(f"cascade {name}", words) for name, words in cascades.items()]

@@ -13,6 +13,7 @@ from gmmvit_cli.panels import INPUT, Panel, refusals_of
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.bundle.choices import Goal
 from gmmvit_deploy.inference.precision import SPECS
+from gmmvit_deploy.neighbours import KEEP_NEIGHBOURS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
@@ -47,8 +48,9 @@ def optimize(
     ),
     gate: float | None = _GOAL.option(
         "SHARE",
-        "What a precision must reach: of PyTorch's accuracy with labelled images, or of the decisions without labels.",
-        show_default=f"{_INT8.accuracy_gate} with labels, {_INT8.kept_gate} without",
+        "What a precision must reach: of PyTorch's accuracy with labelled images, or of the decisions without labels; "
+        "for a bundle without logits, of the ten nearest neighbours of each image, by the features.",
+        show_default=f"{_INT8.accuracy_gate} with labels, {_INT8.kept_gate} without, {KEEP_NEIGHBOURS} of neighbours",
     ),
     keep_decisions: float | None = _GOAL.option(
         "SHARE",

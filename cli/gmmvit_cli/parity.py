@@ -16,6 +16,7 @@ from gmmvit_cli.panels import GENERAL, INPUT, Panel, refusals_of
 from gmmvit_cli.progress import progress
 from gmmvit_cli.runners import PRECISION_OF_RUNNERS, URLS, opened_runners, runner_option
 from gmmvit_deploy.inference.precision import SPECS, Precision
+from gmmvit_deploy.neighbours import KEEP_NEIGHBOURS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.parity.report import ParityReport, RunnerReport
@@ -69,6 +70,12 @@ def parity(
         "FRACTION",
         "Minimum share of the images of --data for which the runner predicts PyTorch's class.",
         show_default=f"{SPECS['int8'].kept_gate} for int8 and fp8",
+    ),
+    keep_neighbours: float | None = _CHECKS.option(
+        "FRACTION",
+        "Minimum share of the ten nearest neighbours of each image of --data, by the cosine of the features, that are "
+        "PyTorch's.",
+        show_default=f"{KEEP_NEIGHBOURS} without logits, but for float32",
     ),
     snr_db: float | None = _CHECKS.option(
         "DB",
@@ -134,6 +141,7 @@ def parity(
         "--gate": gate,
         "--require-accuracy": require_accuracy or None,
         "--keep-decisions": keep_decisions,
+        "--keep-neighbours": keep_neighbours,
         "--snr-db": snr_db,
         "--least-cosine": least_cosine,
     }

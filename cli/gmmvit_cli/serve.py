@@ -55,8 +55,8 @@ def serve(
     ),
     classify_port: int | None = TARGET.option(
         "PORT",
-        "Port on loopback for POST /classify, which takes image files, and for a page to try it; 0 chooses a free "
-        "port. With --gateway, /classify is on the port for HTTP.",
+        "Port on loopback for POST /classify and /embed, which take image files, and for a page to try it; 0 chooses a "
+        "free port. With --gateway, both are on the port for HTTP.",
         show_default="8080",
         min=0,
         max=65535,
@@ -130,12 +130,12 @@ def serve(
 
     def announce(service: Service) -> None:
         shown.close()
-        server, classify = service.server, service.classify_url
+        server, images = service.server, {"classify": service.classify_url, "embed": service.embed_url}
         where = {
             "grpc": service.grpc_url,
             "http": service.http_url,
             "metrics": service.metrics_url,
-            "classify": classify,
+            **images,
             "repository": str(server.repository),
             "pid": server.pid,
             "gateway_pid": service.gateway.pid if service.gateway else None,
@@ -146,9 +146,9 @@ def serve(
             print_json(where)
         else:
             ready = f"ready: {service.grpc_url}  {service.http_url}  metrics {service.metrics_url}"
-            if classify:
-                ready += f"  classify {classify}"
-                ready += "" if gateway else f"  page {classify.removesuffix(CLASSIFY_PATH)}"
+            ready += "".join(f"  {name} {url}" for name, url in images.items() if url)
+            if service.classify_url and not gateway:
+                ready += f"  page {service.classify_url.removesuffix(CLASSIFY_PATH)}"
             typer.echo(ready + (f"  {server.models.runner}" if server.models.runner else ""))
 
     with shown:

@@ -10,6 +10,7 @@ continues after them.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -125,6 +126,10 @@ class ShardProgram:
         }
         for name in self._outputs:
             columns[name] = _at(usable, answers.get(name, ()), len(images))
+        if "features" in self._outputs:
+            # Before version 26, pyarrow cannot write a list of fixed size that is null, nor read it.
+            nothing = [math.nan] * self._schema.field("features").type.list_size
+            columns["features"] = [nothing if row is None else row for row in columns["features"]]
         if "logits" in self._outputs:
             labels, probabilities = self._labels(answers["logits"]) if usable else ([], [])
             columns["label"] = _at(usable, labels, len(images))
@@ -178,7 +183,9 @@ def _schema(bundle: Bundle) -> Any:
         return pa.list_(kind) if several else kind
 
     labels = [("label", maybe_list(pa.string())), ("probability", maybe_list(pa.float64()))]
-    outputs = [(name, pa.list_(pa.float32())) for name in manifest.output_names]
+    # Vector databases take features as lists of a fixed size.
+    sizes = {output.name: output.shape[0] if output.name == "features" else -1 for output in manifest.outputs}
+    outputs = [(name, pa.list_(pa.float32(), size)) for name, size in sizes.items()]
     return pa.schema(
         [
             ("id", pa.string()),

@@ -72,11 +72,22 @@ def tool_versions(*also: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRecord:
-    """An output of the network.  name: in the graph.  shape: of a single image, without the batch dimension."""
+    """An output of the network.  name: in the graph.  shape: of a single image, without the batch dimension.
+
+    pooling: of features, the vector of the tokens that they are, such as ``class token``.
+    unit_length: True for features that the graph divides by their length.
+    """
 
     name: OutputName
     shape: tuple[int, ...]
     meaning: OutputMeaning
+    pooling: str = ""
+    unit_length: bool = False
+
+    @property
+    def words(self) -> str:
+        """What follows the name and the shape of features where a person reads them, such as ``, class token``."""
+        return f", {self.pooling}{', of unit length' if self.unit_length else ''}" if self.pooling else ""
 
     def __post_init__(self) -> None:
         if MEANINGS.get(self.name) != self.meaning:
@@ -160,6 +171,11 @@ class Manifest:
     def output_names(self) -> tuple[OutputName, ...]:
         """The names of the outputs.  The first output is the answer of every runner."""
         return tuple(output.name for output in self.outputs)
+
+    @property
+    def unit_length(self) -> bool:
+        """True if the features have unit length."""
+        return any(output.unit_length for output in self.outputs)
 
     @property
     def label_set(self) -> LabelSet:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.arguments import Refusals, require_number
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.intervals import Z95_ONE_SIDED, score_interval, share_interval
+from gmmvit_deploy.neighbours import MIN_IMAGES, kept_neighbours, least_cosine
 from gmmvit_deploy.tolerances import signal_to_noise_db
 
 if TYPE_CHECKING:
@@ -34,16 +35,20 @@ class Gate:
     accuracy: the share of float32's top-1 to reach: the paired interval of the difference must lie at or above
     (accuracy − 1) · top-1, as in the check ``accuracy`` of ``gmmvit parity``. The interval of the decisions that keep
     must reach `kept_beside`.
+    keep_neighbours: the share of nearest neighbours that features keep (`neighbours`), which the interval of the share
+    must reach; for networks without logits, as in the check ``neighbours`` of ``gmmvit parity``.
     Errors: InputError for a value that nothing can miss, or that no number of images can show.
     """
 
     keep_decisions: float | None = None
     snr_db: float | None = None
     accuracy: float | None = None
+    keep_neighbours: float | None = None
 
     def __post_init__(self) -> None:
         refusals = Refusals()
-        for name, share in (("keep_decisions", self.keep_decisions), ("accuracy", self.accuracy)):
+        for name in ("keep_decisions", "accuracy", "keep_neighbours"):
+            share = getattr(self, name)
             with refusals.collected():
                 require_number(name, share, "a share below 1, such as 0.98", lambda value: 0 < value < 1)
         with refusals.collected():
@@ -55,12 +60,14 @@ class Gate:
     @property
     def kind(self) -> str:
         """What `min_share` is a share of, in words."""
+        if self.keep_neighbours is not None:
+            return "kept neighbours"
         return "kept decisions" if self.accuracy is None else "accuracy ratio"
 
     @property
     def min_share(self) -> float:
-        """The smallest share that passes a gate on decisions or accuracy; 0 if it has neither."""
-        return self.accuracy or self.keep_decisions or 0.0
+        """The smallest share that passes a gate on decisions, accuracy or neighbours; 0 if it has none of them."""
+        return self.accuracy or self.keep_decisions or self.keep_neighbours or 0.0
 
     def require_images(self, count: int, top1: float | None) -> None:
         """Refuse too few images: those that could not pass the gate even if int8 changed none of their decisions.
@@ -70,8 +77,10 @@ class Gate:
         """
         z2 = Z95_ONE_SIDED**2
         needed = {}
-        if self.keep_decisions is not None:
-            needed[f"--keep-decisions {self.keep_decisions:g}"] = z2 * self.keep_decisions / (1 - self.keep_decisions)
+        for option, share in (("decisions", self.keep_decisions), ("neighbours", self.keep_neighbours)):
+            if share is not None:
+                least = MIN_IMAGES if option == "neighbours" else 0
+                needed[f"--keep-{option} {share:g}"] = max(z2 * share / (1 - share), least)
         if self.accuracy is not None:
             if top1 is None:
                 raise InputError(
@@ -84,8 +93,8 @@ class Gate:
         for option, images in needed.items():
             if count < images:
                 raise InputError(
-                    f"{option} cannot be shown on {count} images: it needs {math.ceil(images)}, even if all keep their "
-                    "decision; one half of the calibration images is judged, the other sets the ranges",
+                    f"{option} cannot be shown on {count} images: it needs {math.ceil(images)}, even if nothing "
+                    "changes; one half of the calibration images is judged, the other sets the ranges",
                     hint=f"give at least {2 * math.ceil(images)} images, and --calibration-images "
                     f"{2 * math.ceil(images)}; or type --snr-db, which fewer images can show",
                 )
@@ -126,6 +135,23 @@ class Gate:
             }
             holds &= interval[0] >= (self.accuracy - 1) * before.mean()
             holds &= row["kept_interval"][0] >= kept_beside(self.accuracy)
+        return {**row, "holds": bool(holds)}
+
+    def row_of_features(self, features: NDArray[Any], reference: NDArray[Any]) -> dict[str, Any]:
+        """Measure features (B, D), of a network without logits, against the float32 graph's.
+
+        Returns ``db``, ``least_cosine``, ``holds``, and of enough images ``neighbours``, the kept share, with
+        ``neighbours_interval``.
+        """
+        row: dict[str, Any] = {
+            "db": signal_to_noise_db(features, reference),
+            "least_cosine": least_cosine(features, reference),
+        }
+        holds = self.snr_db is None or row["db"] >= self.snr_db
+        if len(reference) >= MIN_IMAGES:
+            kept = kept_neighbours(features, reference)
+            row |= {"neighbours": kept.value, "neighbours_interval": [kept.low, kept.high]}
+            holds &= self.keep_neighbours is None or kept.low >= self.keep_neighbours
         return {**row, "holds": bool(holds)}
 
 

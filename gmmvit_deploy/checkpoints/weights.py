@@ -63,7 +63,7 @@ def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
     if reasons:
         raise BundleError(f"{weights}: {'; '.join(reasons)}", hint="write the bundle again with gmmvit export")
     model = filled_model(manifest.spec, file.tensors)
-    model.outputs = manifest.output_names
+    model.outputs, model.normalises = manifest.output_names, manifest.unit_length
     return model
 
 

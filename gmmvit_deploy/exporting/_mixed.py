@@ -71,10 +71,11 @@ class Judge:
         return None if self.labels is None else self.labels[self.rows]
 
     def row(self, graph: ModelProto) -> dict[str, Any]:
-        """Return what `Gate.row` measures of a graph; for features without the decisions."""
+        """Return what `Gate.row`, or for features `Gate.row_of_features`, measures of a graph."""
         logits = emulated_logits(graph, self.images, name="the int8 graph")
-        row = self.gate.row(logits, self.reference, self._labels, self.thresholds)
-        return row if self.decides else {name: row[name] for name in ("db", "holds")}
+        if not self.decides:
+            return self.gate.row_of_features(logits, self.reference)
+        return self.gate.row(logits, self.reference, self._labels, self.thresholds)
 
 
 def moved_projections(
@@ -127,9 +128,12 @@ def moved_projections(
     while not holds(count):
         if count == max_moves:
             best, kept = curve[count], ""
-            if "kept" in best:
-                share, (low, high) = best["kept"], best["kept_interval"]
-                kept = f"{share:.2%} of {len(judge.images)} images keep their decision ({low:.2%} to {high:.2%}), "
+            for name, what in (("kept", "decisions"), ("neighbours", "nearest neighbours")):
+                if name in best:
+                    share, (low, high) = best[name], best[f"{name}_interval"]
+                    kept = (
+                        f"{share:.2%} of the {what} of {len(judge.images)} images are kept ({low:.2%} to {high:.2%}), "
+                    )
             raise ExportError(
                 f"the gate does not hold before all {len(names)} projections are in float32: with one in int8, {kept}"
                 f"{best['db']:.1f} dB",

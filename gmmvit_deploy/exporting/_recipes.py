@@ -9,6 +9,9 @@ is varied after the other, and the best value is kept:
     smoothing  0 (none) or a strength of SmoothQuant (`graphs.smoothing`)
     ranges     of activations (`graphs.calibration`)
 
+Features are scored in the same way: on 64 images, the share of nearest neighbours that a recipe keeps says less about
+other images than the dB do.
+
 A graph for CPUs has zero points where ranges are far from symmetric. TensorRT has none.
 
 The graph is static, with a range for each activation, which is faster. With several recipes, the score of the dynamic

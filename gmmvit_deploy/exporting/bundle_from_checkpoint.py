@@ -8,9 +8,10 @@ fails, the export writes no bundle.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,7 +108,7 @@ def bundle_from_checkpoint(
     trainable_parameters = loaded.trainable_parameters  # before the model is folded in place
     release_memory()
     typed, family, refusals = options, family_of(loaded.spec), Refusals()
-    loaded.model.outputs = options.outputs
+    loaded.model.outputs, loaded.model.normalises = options.outputs, options.normalise
     with refusals.collected():
         options = options.completed(loaded.images, default=family.default_resize)
         image = options.image_spec(loaded.spec)
@@ -152,7 +153,7 @@ def bundle_from_checkpoint(
             image=image,
             task=label_set.task,
             thresholds=label_set.thresholds,
-            outputs=_output_records(golden),
+            outputs=_output_records(golden, loaded.model),
             labels=labels,
             opset=OPSET,
             folding=tuple(name for name, changed in folded.passes.items() if changed),
@@ -250,12 +251,16 @@ def _fitting_labels(options: ExportOptions, spec: ModelSpec) -> tuple[str, ...]:
     return tuple(clean_name(label, options.labels_source) for label in labels)
 
 
-def _output_records(golden: GoldenSet) -> tuple[OutputRecord, ...]:
+def _output_records(golden: GoldenSet, model: Model) -> tuple[OutputRecord, ...]:
     """Return the outputs of a bundle, whose widths the golden answers show."""
+    of_features: Mapping[str, Any] = {"pooling": model.pooling, "unit_length": model.normalises}
     widths = {golden.output: golden.logits.shape[1]}
     if golden.features is not None:
         widths["features"] = golden.features.shape[1]
-    return tuple(OutputRecord(name=name, shape=(width,), meaning=MEANINGS[name]) for name, width in widths.items())
+    return tuple(
+        OutputRecord(name=name, shape=(width,), meaning=MEANINGS[name], **(of_features if name == "features" else {}))
+        for name, width in widths.items()
+    )
 
 
 def _free_parameters(model: Model) -> None:

@@ -192,7 +192,13 @@ def _judge_from(bundle: Bundle, gate: Gate, calibration: ImageBatches) -> Callab
     multi = manifest.task == "multi-label"
     if not manifest.has_logits and (gate.keep_decisions or gate.accuracy):
         raise InputError(
-            f"{bundle.path}: the bundle has features and no logits, so it decides nothing", hint="type --snr-db"
+            f"{bundle.path}: the bundle has features and no logits, so it decides nothing",
+            hint="type --keep-neighbours",
+        )
+    if manifest.has_logits and gate.keep_neighbours:
+        raise InputError(
+            f"{bundle.path}: --keep-neighbours judges features, and the bundle answers with logits",
+            hint="type --keep-decisions",
         )
     if multi and gate.accuracy:
         raise InputError(

@@ -44,6 +44,7 @@ class ExportOptions:
     labels_source: where the labels come from, for messages.
     outputs: the outputs of the network: ``("logits",)``, ``("features",)``, or both; one may be its name alone. Without
     logits, labels are neither required nor stored.
+    normalise: True to give the features unit length, so that a dot product of two is their cosine.
     task: the task of the network; None is ``single-label``, unless the checkpoint states that it is multi-label.
     thresholds: for a multi-label network, the probability from which on an image has a label; None for single-label. A
     label that several classes have is written with its index: ``crane (134)``.
@@ -62,6 +63,7 @@ class ExportOptions:
     labels: tuple[str, ...] | None = None
     labels_source: str = "labels"
     outputs: tuple[OutputName, ...] = ("logits",)
+    normalise: bool = False
     task: Task | None = None
     thresholds: Thresholds | None = None
     thresholds_source: str = "thresholds"
@@ -96,6 +98,11 @@ class ExportOptions:
         require_known("task", self.task, get_args(Task))
         if self.outputs not in OUTPUTS:
             raise InputError(f'outputs: expected "logits", "features" or ("logits", "features"), got {self.outputs!r}')
+        if self.normalise and "features" not in self.outputs:
+            raise InputError(
+                "--normalise gives features unit length, and the outputs have no features",
+                hint="add --outputs features or --outputs both",
+            )
         if isinstance(self.labels, str):
             raise InputError(f"labels: expected a list of names, got {self.labels!r}")
 

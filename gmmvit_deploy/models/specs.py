@@ -17,6 +17,8 @@ from gmmvit_deploy.errors import SpecError
 
 OutputName = Literal["logits", "features"]
 """An output of a network.  ``logits``: a number for each class.  ``features``: the pooled tokens before the head."""
+MEAN_OF_TOKENS = "mean of all tokens"
+"""The pooling of families whose head does not read the class token."""
 OUTPUTS: tuple[tuple[OutputName, ...], ...] = (("logits",), ("features",), ("logits", "features"))
 """The outputs that a network can have, in the order of the graph's outputs."""
 MaskKind = Literal["plain", "gmm", "elm", "decay"]

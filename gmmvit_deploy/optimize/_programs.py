@@ -41,7 +41,7 @@ from gmmvit_deploy.runtimes.runners.runner import Runner
 
 Graph = tuple[Precision, Form]
 _NO_IMAGES = "needs images that set its ranges: type --calibration DATA, with images that are none of those of --data"
-_STATIC_HOLDS = "no projection has to leave the static form for decisions to be kept"
+_STATIC_HOLDS = "no projection has to leave the static form for the gate to hold"
 PROGRAMS_OF_GPUS = (*ON_GPUS, "tensorrt")
 _OF_CPUS = (
     *("onnxruntime", "openvino", "openvino+kernels"),
@@ -83,11 +83,11 @@ def convert_missing(
     calibration: str | None,
     on_progress: OnProgress,
     *,
-    kept: float,
+    gate: Gate,
 ) -> dict[Graph, str]:
     """Write the graphs that the bundle lacks, and return why others could not be written: graph → the reason.
 
-    kept: the share of decisions that a mixed graph keeps on calibration images that set no range.
+    gate: what a mixed graph must reach on calibration images that set no range.
     """
     why_not: dict[Graph, str] = {}
     for precision in precisions:
@@ -103,8 +103,8 @@ def convert_missing(
         why_not |= {("int8", form): _NO_IMAGES for form in ("static", "mixed") if form not in held}
     else:
         if "mixed" not in held:
-            holds = "static" in held and _static_holds(bundle, kept)
-            why = _STATIC_HOLDS if holds else _mixed(bundle, calibration, on_progress, kept=kept)
+            holds = "static" in held and _static_holds(bundle, gate)
+            why = _STATIC_HOLDS if holds else _mixed(bundle, calibration, on_progress, gate=gate)
             why_not["int8", "mixed"] = why
         if "static" not in _graphs_in(bundle, "int8"):
             like = record_of(bundle, "int8", "mixed")
@@ -116,16 +116,17 @@ def convert_missing(
     return {graph: why for graph, why in why_not.items() if why}
 
 
-def _static_holds(bundle: Bundle, kept: float) -> bool:
+def _static_holds(bundle: Bundle, gate: Gate) -> bool:
     """Return whether a gate as strict as this one gave the static graph, as no projection had to move."""
     record = record_of(bundle, "int8", "static")
     calibration = (record.calibration if record is not None else None) or {}
-    gate = calibration.get("gate", {}).get("keep_decisions") or 0.0
-    return gate >= kept and any(row["holds"] for row in calibration["curve"])
+    stated = calibration.get("gate", {})
+    kept = max(stated.get("keep_decisions") or 0.0, stated.get("keep_neighbours") or 0.0)
+    return kept >= gate.min_share and any(row["holds"] for row in calibration["curve"])
 
 
-def _mixed(bundle: Bundle, calibration: str, on_progress: OnProgress, *, kept: float) -> str:
-    why = _int8(bundle, "mixed", calibration, on_progress, gate=Gate(keep_decisions=kept))
+def _mixed(bundle: Bundle, calibration: str, on_progress: OnProgress, *, gate: Gate) -> str:
+    why = _int8(bundle, "mixed", calibration, on_progress, gate=gate)
     return why or ("" if "mixed" in _graphs_in(bundle, "int8") else _STATIC_HOLDS)
 
 

@@ -24,6 +24,7 @@ class OptimizeOptions:
     limit: the number of images to use, spread evenly over the data.
     calibration: the images that set the ranges of static int8, as in `open_images`; None leaves static int8 out.
     gate: the share to reach: of PyTorch's accuracy if the images have labels, else of the decisions; None uses int8's.
+    For a bundle without logits, of the nearest neighbours of the features; None uses `neighbours.KEEP_NEIGHBOURS`.
     keep_decisions: the share of the decisions to keep, also if the images have labels; not with ``gate``.
     goal: ``latency`` for a batch of 1, ``throughput`` for a batch of `BATCH`, unless ``batch`` is another number.
     """

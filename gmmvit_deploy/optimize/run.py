@@ -21,6 +21,7 @@ from gmmvit_deploy.bundle.choices import Choice, JudgedImages, write_choice
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import BundleError, InputError, OutputError
 from gmmvit_deploy.inference.precision import SPECS, Precision
+from gmmvit_deploy.neighbours import KEEP_NEIGHBOURS
 from gmmvit_deploy.optimize._programs import convert_missing, opened_cascades, opened_programs, refuse_overlap
 from gmmvit_deploy.optimize._race import Race
 from gmmvit_deploy.optimize.options import OptimizeOptions
@@ -44,7 +45,8 @@ def optimize_bundle(
     Example: ``optimize_bundle("bundle", OptimizeOptions(data="folder:val"))``.
 
     What is converted stays in the bundle, as by `variants_from_bundle`.
-    Errors: InputError when the bundle has no logits, when this process cannot build the model, when the batch is larger
+    A bundle without logits is judged by the neighbours that its features keep, of all precisions but float32.
+    Errors: InputError when this process cannot build the model, when the batch is larger
     than the bundle's, when images of the calibration also judge, when the labels cannot judge an accuracy, or when no
     float32 program passes.
     BundleError when the bundle itself fails a check.  OutputError when the bundle's folder cannot be written.
@@ -64,15 +66,16 @@ def optimize_bundle(
         refuse_overlap(bundle, options.calibration, stream)
     with ExitStack() as stack:
         needed: tuple[Precision, ...] = ("fp16", "bf16") if visible_gpu() is not None else ("fp16",)
-        kept = gate.keep_decisions or SPECS["int8"].kept_gate
-        why_not = convert_missing(bundle, needed, options.calibration, on_progress, kept=kept)
+        of_mixed = gate if gate.keep_neighbours else Gate(keep_decisions=gate.keep_decisions or SPECS["int8"].kept_gate)
+        why_not = convert_missing(bundle, needed, options.calibration, on_progress, gate=of_mixed)
         opened, left_out = opened_programs(bundle, why_not, stack, on_progress)
         race = Race(opened, left_out)
         inputs = np.resize(bundle.golden_rows()[0], (judged, *bundle.input_shape))
         race.look(inputs[:batch], inputs, on_progress=prefixed("look how fast each program is", on_progress))
         # Without a share that the user states, int8's own gate would ask less of a cascade than it can give.
         stated = gate.keep_decisions if options.keep_decisions or options.gate else None
-        race.add(*opened_cascades(bundle, race.firsts, opened, options.calibration, on_progress, keep_decisions=stated))
+        firsts = race.firsts if bundle.manifest.has_logits else []  # features have no margin that could defer an image
+        race.add(*opened_cascades(bundle, firsts, opened, options.calibration, on_progress, keep_decisions=stated))
         report = check_parity(
             bundle,
             race.runners,
@@ -81,6 +84,7 @@ def optimize_bundle(
                 limit=options.limit,
                 gate=gate.accuracy,
                 keep_decisions=gate.keep_decisions,
+                keep_neighbours=gate.keep_neighbours,
                 other_preprocessings=False,  # no program's answers depend on it
                 batch=judged,
             ),
@@ -116,11 +120,6 @@ def optimize_bundle(
 
 
 def _require(bundle: Bundle, batch: int) -> None:
-    if not bundle.manifest.has_logits:
-        raise InputError(
-            f"{bundle.path}: it has no logits, so no image shows what a precision costs",
-            hint="judge its features with gmmvit parity --snr-db or --least-cosine",
-        )
     if not os.access(bundle.path, os.W_OK):
         raise OutputError(f"{bundle.path}: the choice cannot be written: no right to write into the bundle")
     if why := why_no_model(bundle):
@@ -143,6 +142,13 @@ def _refuse_wrong_labels(bundle: Bundle, options: OptimizeOptions, batch: int) -
 
 
 def _gate(options: OptimizeOptions, stream: ImageStream) -> Gate:
+    if not stream.bundle.manifest.has_logits:
+        if options.keep_decisions is not None:
+            raise InputError(
+                f"{stream.bundle.path}: the bundle has features and no logits, so it decides nothing",
+                hint="type --gate with the share of the nearest neighbours to keep",
+            )
+        return Gate(keep_neighbours=options.gate or KEEP_NEIGHBOURS)
     if options.keep_decisions is not None:
         return Gate(keep_decisions=options.keep_decisions)
     if any(options.images.label(int(index)) is not None for index in stream.indices()):

@@ -67,7 +67,7 @@ def could_pass(choice: Choice, bundle: Path) -> str:
         if one.speed is not None and one.speed.low > 1 and one.lacks_images
     ]
     words = ["gmmvit", "optimize", str(bundle), "--data", images.source]
-    words += ["--gate" if gate.accuracy else "--keep-decisions", f"{gate.min_share:g}"]
+    words += ["--keep-decisions" if gate.keep_decisions else "--gate", f"{gate.min_share:g}"]
     words += ["--for", choice.goal, "--batch", str(choice.batch)] if choice.batch > 1 else []
     if not lacking:
         return ""

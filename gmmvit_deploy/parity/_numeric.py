@@ -166,6 +166,7 @@ class NumericCheck(RunnerCheck):
         self._logits: dict[int, dict[str, Distances]] = {batch: {} for batch in tested.batches}
         self._features: dict[int, dict[str, Distances]] = {batch: {} for batch in tested.batches}
         self._kept_logits: list[NDArray[Any]] = []
+        self._kept_features: list[NDArray[Any]] = []
 
     def add(self, answers: Answers) -> None:
         name, batch, known = answers.inputs, answers.batch, answers.known
@@ -180,6 +181,8 @@ class NumericCheck(RunnerCheck):
                 distances.add(answers.features[rows], *(features[rows] for features in known.features))
         if not answers.real and batch == self.tested.batches[-1]:
             self._kept_logits.append(answers.comparable)
+            if answers.features is not None:
+                self._kept_features.append(answers.features)
 
     def _numbers(self, of_batches: dict[int, dict[str, Distances]], key: str) -> list[SetNumbers]:
         """key: of the distance that conversion recorded; the data has the distance of the golden inputs."""
@@ -216,8 +219,12 @@ class NumericCheck(RunnerCheck):
         ]
 
     @cached_property
+    def _of_features(self) -> list[SetNumbers]:
+        return self._numbers(self._features, "features_largest_abs")
+
+    @cached_property
     def _sets(self) -> list[SetNumbers]:
-        return self._judged([*self._of_logits, *self._numbers(self._features, "features_largest_abs")])
+        return self._judged([*self._of_logits, *self._of_features])
 
     @property
     def within_limits(self) -> bool:
@@ -247,13 +254,19 @@ class NumericCheck(RunnerCheck):
         return passed_unless(reasons, self.name, summary, sets=[asdict(numbers) for numbers in sets])
 
     def _likely_cause(self) -> list[str]:
-        """Return the mistake with which PyTorch gives the runner's logits, if there is one."""
+        """Return the mistake with which PyTorch gives the runner's logits, if there is one.
+
+        Where only the features differ, the mistake with which PyTorch gives these.
+        """
         if self.run.reference is None:
             return []
         inputs = np.concatenate([known.batch.inputs for known in self.run.kept.values()])
-        limit = self.kept_limit.largest
-        guess = explain(self.bundle, self.run.reference, inputs, np.concatenate(self._kept_logits), limit)
-        return [f"likely cause: {guess}; with this mistake, PyTorch gives the logits of the runner"] if guess else []
+        reference, kept, limit, of = self.run.reference, self._kept_logits, self.kept_limit.largest, "logits"
+        if not any(numbers.problems() for numbers in self._of_logits):
+            reference, kept, of = reference.of_features(), self._kept_features, "features"
+            limit = max(numbers.limit.largest for numbers in self._of_features)
+        guess = explain(self.bundle, reference, inputs, np.concatenate(kept), limit)
+        return [f"likely cause: {guess}; with this mistake, PyTorch gives the {of} of the runner"] if guess else []
 
 
 def _stages(answers: Answers) -> dict[str, Any]:

@@ -6,6 +6,7 @@ A runner is a runtime, an engine or a server that computes the logits.
     reference         PyTorch's logits on this machine are those at export
     numeric           the runner's logits are near PyTorch's float64 logits
     decisions         on the data, the runner predicts PyTorch's class, or enough images keep their class
+    neighbours        by the features, the runner finds the images near to an image that PyTorch finds
     accuracy          the runner's accuracy on labelled images reaches a share of PyTorch's (`_accuracy`), and PyTorch's
                       is what the user expects (`_trained_accuracy`)
     stages            what quantisation, the runtime and this project's kernels each change
@@ -21,8 +22,8 @@ The checks ``constants``, ``reference`` and ``choice`` examine the bundle; the o
 check defines it. A check that does not apply is skipped, with the reason.
 
 In the pass, PyTorch computes the logits of every input once, and each runner twice: one by one, and in batches. The
-checks ``numeric``, ``decisions``, ``accuracy`` and ``stages`` judge both, and the worst counts. The pass keeps
-statistics of the images of the data, and no images.
+checks ``numeric``, ``decisions``, ``neighbours``, ``accuracy`` and ``stages`` judge both, and the worst counts. The
+pass keeps statistics of the images of the data, or their features, and no images.
 
 The code of a model can be in a file that gmmvit runs only if the command names the file. Without it, the logits that
 PyTorch computed for the golden inputs at export are the reference of ``numeric``, ``batch invariance``,
@@ -43,6 +44,7 @@ from gmmvit_deploy.parity._decisions import DecisionsCheck
 from gmmvit_deploy.parity._deferral import DeferralCheck
 from gmmvit_deploy.parity._invariance import InvarianceCheck
 from gmmvit_deploy.parity._localize import LocalizeCheck
+from gmmvit_deploy.parity._neighbours import NeighboursCheck
 from gmmvit_deploy.parity._numeric import NumericCheck, check_stored
 from gmmvit_deploy.parity._preprocessing import PreprocessingCheck
 from gmmvit_deploy.parity._runner_check import ParityRun, RunnerCheck, RunnerUnderTest
@@ -61,6 +63,7 @@ from gmmvit_deploy.runtimes.runners.runner import Runner, judging
 CHECKS: tuple[type[RunnerCheck], ...] = (
     NumericCheck,
     DecisionsCheck,
+    NeighboursCheck,
     AccuracyCheck,
     StagesCheck,
     InvarianceCheck,

@@ -46,7 +46,9 @@ def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
     """
     numbers, judging = _decisions(report), report.check("decisions")
     wrong_labels = ""
-    if gate.accuracy is not None:
+    if gate.keep_neighbours is not None:
+        numbers, judging = _neighbours(report), report.check("neighbours")
+    elif gate.accuracy is not None:
         numbers, judging = replace(_accuracy(report), kept=numbers.judged), report.check("accuracy")
         wrong_labels = judging.details.get("wrong_labels", "")
     why = [judging.summary] if numbers.judged is None else []
@@ -115,6 +117,18 @@ def _accuracy(report: RunnerReport) -> Judgement:
         images=details["images"],
         accuracy=pairs["runner"],
         images_to_settle=details.get("images_needed"),
+    )
+
+
+def _neighbours(report: RunnerReport) -> Judgement:
+    details: Mapping[str, Any] = report.check("neighbours").details
+    if not details:
+        return Judgement()
+    low, high = details["interval"]
+    return Judgement(
+        judged=Measured(value=details["kept"], low=low, high=high),
+        images=details["images"],
+        images_to_settle=details["images_needed"],
     )
 
 

@@ -28,6 +28,8 @@ class ParityOptions:
     on_broken: ``fail`` ends the run at a broken image; ``skip`` leaves broken images out.
     gate: the share of PyTorch's top-1 that the runner must reach; None uses that of its precision, as MLPerf's.
     keep_decisions: the share of the images whose decision a runner must keep; None uses that of its precision.
+    keep_neighbours: the share of the nearest neighbours that a runner's features must keep (`neighbours`); None judges
+    networks without logits by `KEEP_NEIGHBOURS`, but for float32, and no others.
     snr_db: the minimum signal-to-noise ratio of a runner's logits, or None.
     least_cosine: the minimum cosine of an image's features, or of its logits if there are none, not centred; or None.
     expected_accuracy: the accuracy that training measured on such images, which PyTorch must reach; None if unknown.
@@ -41,6 +43,7 @@ class ParityOptions:
     on_broken: OnBroken = "fail"
     gate: float | None = None
     keep_decisions: float | None = None
+    keep_neighbours: float | None = None
     snr_db: float | None = None
     least_cosine: float | None = None
     expected_accuracy: float | None = None
@@ -57,6 +60,7 @@ class ParityOptions:
         for name, expected, holds in (
             ("gate", "a share of PyTorch's accuracy, such as 0.999", lambda value: 0 < value <= 1),
             ("keep_decisions", share, lambda value: 0 < value < 1),  # no number of images shows that all keep theirs
+            ("keep_neighbours", "a share of the neighbours, such as 0.9", lambda value: 0 < value < 1),
             ("expected_accuracy", share, lambda value: 0 < value <= 1),
             ("snr_db", "dB, such as 20", lambda value: 0 < value < 200),
             ("least_cosine", "a cosine, such as 0.98", lambda value: 0 < value < 1),

@@ -54,6 +54,13 @@ class Reference:
         """Return (float32 logits, float64 logits), both (B, C).  A model without logits gives its features (B, D)."""
         return self.answers(inputs)[self.model.outputs[0]]
 
+    def of_features(self) -> Reference:
+        """Return the same models with the features in place of the logits."""
+        other = copy.copy(self)
+        other.model, other.exact = copy.copy(self.model), copy.copy(self.exact)
+        other.model.outputs = other.exact.outputs = ("features",)
+        return other
+
     def answers(self, inputs: NDArray[Any]) -> dict[OutputName, tuple[NDArray[Any], NDArray[Any]]]:
         """Return name of an output of the model → (float32 values, float64 values)."""
         tensors = self.tensors(inputs)

@@ -22,6 +22,7 @@ GATES = {
     "--gate": "accuracy",
     "--require-accuracy": "accuracy",
     "--keep-decisions": "decisions",
+    "--keep-neighbours": "neighbours",
     "--snr-db": "stages",
     "--least-cosine": "stages",
 }

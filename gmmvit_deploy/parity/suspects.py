@@ -201,11 +201,17 @@ def _numbered(side: int) -> torch.Tensor:
     return torch.arange(side * side).reshape(side, side)
 
 
+def _without_unit_length(model: Model) -> bool:
+    normalised, model.normalises = model.normalises, False
+    return normalised
+
+
 _MODULE_MISTAKES: tuple[tuple[str, Callable[[Model], bool]], ...] = (
     ("LayerNorm with an epsilon of 1e-6", _set_on(nn.LayerNorm, "eps", 1e-6)),
     ("LayerNorm with an epsilon of 1e-12", _set_on(nn.LayerNorm, "eps", 1e-12)),
     ("the tanh approximation of GELU", _set_on(nn.GELU, "approximate", "tanh")),
     ("patches shifted by a single pixel in place of half a patch", _shifts_of_one_pixel),
+    ("features without unit length", _without_unit_length),
     ("patches flattened with the channel first", flatten_channel_first),
     ("rotation with rows and columns of the grid exchanged", _rotation_of(lambda side: _numbered(side).T)),
     (

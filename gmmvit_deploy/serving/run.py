@@ -91,7 +91,7 @@ def serve(
     service = Service(options, gateway, classify_port=classify_port, on_gateway_line=on_gateway_line)
     with service, temporary_folder("repository") as folder:
         if gateway is None:
-            service.require_ports(classifies=_classifies(served))
+            service.require_ports(takes_images=_takes_images(served))
         install = find_server(tritonserver, on_progress=on_progress)  # after the checks, because it may download it
         made = BundleServers(
             install, service.server_options, runner, request_pixels, on_note=on_note, on_log_line=on_log_line
@@ -141,10 +141,10 @@ def _prefixed(log: Callable[[str], None], name: str) -> Callable[[str], None]:
     return lambda line: log(f"{name}: {line}")
 
 
-def _classifies(served: Bundle | Path) -> bool:
+def _takes_images(served: Bundle | Path) -> bool:
     if isinstance(served, Path):
-        return bool(read_models(served).classifies)
-    return served.manifest.has_logits and served.manifest.image.normalisation is not None
+        return bool(read_models(served).ensemble)
+    return served.manifest.image.normalisation is not None
 
 
 @contextmanager

@@ -32,8 +32,7 @@ class ServedModels:
     """names: of all models.  bundle: the SHA-256 of their bundle, or "" if the configurations state none or several.
     runner: the runner of the network, or "" for a bundle, or if the configurations state none or several.
     health: the request that checks a server.  row_bytes: the size of the largest input of fixed shape.
-    ensemble: the model that answers encoded images with logits or features, or "".  classifies: True if it answers with
-    logits.
+    ensemble: the model that answers encoded images, or "".  outputs: what it answers, such as logits and features.
     backends: model → the backend that runs it, without ensembles.
     runtimes: the runtimes of the networks that the python backend runs.
     limits: network that does not compare itself with the reference outputs when it is loaded, as those of the python
@@ -49,7 +48,7 @@ class ServedModels:
     row_bytes: int
     runner: str = ""
     ensemble: str = ""
-    classifies: bool = False
+    outputs: frozenset[str] = frozenset()
     backends: Mapping[str, str] = field(default_factory=dict)
     runtimes: frozenset[str] = frozenset()
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -112,7 +111,7 @@ def _served(configs: Sequence[Any]) -> ServedModels:
         health=_health(configs) if ensemble is None else _check_of_ensemble(ensemble.name),
         row_bytes=max(_row_bytes(config) for config in configs),
         ensemble="" if ensemble is None else ensemble.name,
-        classifies=ensemble is not None and any(output.name == "logits" for output in ensemble.output),
+        outputs=frozenset() if ensemble is None else frozenset(output.name for output in ensemble.output),
         backends={config.name: config.backend for config in configs if config.backend},
         runtimes=frozenset(
             RunnerName.parse(parameters["gmmvit_runner"]).runtime

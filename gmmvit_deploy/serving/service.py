@@ -1,4 +1,4 @@
-"""What ``gmmvit serve`` runs around a Triton server: a supervisor, the front (POST /classify), and a gateway.
+"""What ``gmmvit serve`` runs around a Triton server: a supervisor, the front (images by HTTP), and a gateway.
 
 without a gateway   the supervisor answers on the metrics port, also while the server restarts; the front has a port of
                     its own on loopback
@@ -23,6 +23,7 @@ from gmmvit_deploy.serving.front.options import (
     CLASSIFY_PATH,
     DEFAULT_BODY_BYTES,
     DEFAULT_BUFFERED_BYTES,
+    EMBED_PATH,
     FrontOptions,
 )
 from gmmvit_deploy.serving.front.process import FrontProcess
@@ -33,12 +34,12 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 
 _LOOPBACK = "127.0.0.1"
 _POLL_S = 0.05
-_NOT_OFFERED = "HTTP endpoint: POST /classify is not offered"
+_NOT_OFFERED = "HTTP endpoint: POST /classify and /embed are not offered"
 _NO_IMAGES = "no model of the repository takes encoded images"
 
 
 class Replica:
-    """A Triton server that is kept running, with the front that answers ``POST /classify`` from it.
+    """A Triton server that is kept running, with the front that answers ``POST /classify`` and ``/embed`` from it.
 
     name: of the server in the gateway.  files: closed when the server has ended.
     front: None before `start`, and if no front is offered.
@@ -184,10 +185,10 @@ class Service:
             raise ServerError("the service has no server; it is starting")
         return self.replica
 
-    def require_ports(self, *, classifies: bool) -> None:
+    def require_ports(self, *, takes_images: bool) -> None:
         """Check the ports of a service without a gateway, before the work of its start.  Errors: as for `free_ports`.
 
-        classifies: True if the server has a model for the front.
+        takes_images: True if the server has a model for the front.
         """
         options = self._options
         services = {
@@ -195,7 +196,7 @@ class Service:
             "gRPC": (options.host, options.grpc_port),
             "metrics": (options.host, options.metrics_port),
         }
-        if classifies and self._classify_port is not None:
+        if takes_images and self._classify_port is not None:
             services["classify"] = (self._classify_host, self._classify_port)
         free_ports(services)
 
@@ -220,11 +221,19 @@ class Service:
 
     @property
     def classify_url(self) -> str | None:
-        """The address that takes encoded images, or None."""
+        """The address that answers images with labels, or None."""
+        return self._url_of_front(CLASSIFY_PATH, "logits")
+
+    @property
+    def embed_url(self) -> str | None:
+        """The address that answers images with features, or None."""
+        return self._url_of_front(EMBED_PATH, "features")
+
+    def _url_of_front(self, path: str, output: str) -> str | None:
         front = self.served().front
-        if front is None:
+        if front is None or output not in self.server.models.outputs:
             return None
-        return front.classify_url if self.gateway is None else f"{self.http_url}{CLASSIFY_PATH}"
+        return f"{front.url if self.gateway is None else self.http_url}{path}"
 
     def start(
         self,
@@ -276,12 +285,11 @@ class Service:
         return front.metrics_text() if front is not None else ""
 
     def _classify_listener(self, server: TritonServer) -> socket.socket | None:
-        """Open the port of the front; None, with a note, if the repository has no model that classifies images."""
+        """Open the port of the front; None, with a note, if the repository has no model that takes images."""
         if self._classify_port is None:
             return None
-        if not server.models.classifies:
-            why = "the model has no classes, only features" if server.models.ensemble else _NO_IMAGES
-            self.note(f"{_NOT_OFFERED}: {why}")
+        if not server.models.ensemble:
+            self.note(f"{_NOT_OFFERED}: {_NO_IMAGES}")
             return None
         return self._opened.enter_context(listening_socket(self._classify_host, self._classify_port, "classify"))
 

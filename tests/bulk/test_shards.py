@@ -57,7 +57,8 @@ def test_several_labels_and_features(tmp_path: Path) -> None:
     seen = 0
     for row in rows(storage, plan):
         if row["error"]:
-            assert row["label"] is row["probability"] is row["features"] is None
+            assert row["label"] is row["probability"] is row["logits"] is None
+            assert np.isnan(row["features"]).all()
             continue
         assert len(row["features"]) == bundle.manifest.outputs[1].shape[0]
         predictions = labels.predictions(np.array(row["logits"], np.float32), 1)

@@ -227,3 +227,17 @@ def test_a_changed_label_changes_the_decision_of_a_multi_label_network() -> None
 def test_a_gate_that_cannot_be_missed_or_shown_is_refused(values: dict[str, float]) -> None:
     with pytest.raises(InputError, match="expected a"):
         Gate(**values)
+
+
+def test_a_gate_of_features_needs_their_neighbours_on_enough_images() -> None:
+    gate, random = Gate(keep_neighbours=0.9), np.random.default_rng(0)
+    reference = random.standard_normal((200, 8)).astype(np.float32)
+    same = gate.row_of_features(reference, reference)
+    assert (same["holds"], same["neighbours"], same["db"]) == (True, 1.0, 200.0)
+    assert same["least_cosine"] == pytest.approx(1)
+    near = gate.row_of_features(reference + random.standard_normal(reference.shape), reference)
+    assert not near["holds"]
+    assert near["neighbours_interval"][0] < near["neighbours"] < 0.9
+    gate.require_images(100, None)
+    with pytest.raises(InputError, match=r"--keep-neighbours 0\.9 cannot be shown on 99 images: it needs 100"):
+        gate.require_images(99, None)

@@ -158,8 +158,10 @@ def test_a_gate_that_the_static_form_reached_is_not_searched_again(
     variants_from_bundle(bundle, ("int8",), str(calibration_images), 64, gate=Gate(keep_decisions=0.5), force=True)
     variant_from_bundle(bundle, "int8")
     monkeypatch.setattr(_programs, "variants_from_bundle", None)  # a call would be an error
-    why_not = _programs.convert_missing(bundle, ("fp16",), str(calibration_images), lambda _: None, kept=0.5)
-    assert why_not == {("int8", "mixed"): "no projection has to leave the static form for decisions to be kept"}
+    why_not = _programs.convert_missing(
+        bundle, ("fp16",), str(calibration_images), lambda _: None, gate=Gate(keep_decisions=0.5)
+    )
+    assert why_not == {("int8", "mixed"): "no projection has to leave the static form for the gate to hold"}
 
 
 def test_without_labels_decisions_decide_and_without_calibration_static_int8_is_left_out(
@@ -180,6 +182,44 @@ def test_without_labels_decisions_decide_and_without_calibration_static_int8_is_
     assert choice.candidates[0].runner.precision == "fp32"
     written = json.loads((copy.path / "runners.json").read_text())
     assert [entry["machine"]["cpu"] for entry in written["machines"]] == [choice.machine.cpu]
+
+
+def test_features_are_judged_by_the_neighbours_that_they_keep(features_bundle: Bundle, tmp_path: Path) -> None:
+    copy = copied(features_bundle, tmp_path)
+    np.savez(tmp_path / "x.npz", images=photographs(3, 160))
+    data = ("--data", f"array:{tmp_path / 'x.npz'}")
+    error, hint = refused(gmmvit_here("optimize", copy.path, *data, "--keep-decisions", "0.9"))
+    assert "it decides nothing" in error
+    assert "--gate" in hint
+    choice, answer = optimized(copy, *data, "--gate", "0.5", "--report", tmp_path / "page.html")
+    assert (choice.gate.kind, choice.gate.min_share) == ("kept neighbours", 0.5)
+    best = choice.candidates[0]
+    assert (best.passed, best.runner.precision, best.runner.form) == (True, "int8", "dynamic")
+    assert 0.5 < best.judged.low < best.judged.value < 1
+    assert "neighbours" in answer.out
+    assert "kept neighbours" in (tmp_path / "page.html").read_text()
+    choice, _ = optimized(copy, *data, "--gate", "0.999")
+    left_out = of(choice, "openvino:int8-dynamic")
+    assert not left_out.passed
+    assert "kept neighbours" in left_out.reason
+    assert choice.passed[0].runner.precision == "fp32"
+
+
+@pytest.mark.nightly
+def test_mixed_int8_of_features_keeps_neighbours(features_bundle: Bundle, tmp_path: Path) -> None:
+    copy = copied(features_bundle, tmp_path)
+    np.savez(tmp_path / "x.npz", images=photographs(3, 240))
+    words = ("convert", copy.path, "--precision", "int8", "--calibration", tmp_path / "x.npz")
+    refused(gmmvit_here(*words, "--keep-decisions", "0.5"))
+    answer = gmmvit_here(*words, "--keep-neighbours", "0.93", columns=300)
+    assert answer.status == 0, answer.err
+    assert "neighbours kept" in answer.out
+    (form, *_) = [form for form in ("mixed", "static") if form in forms_in(copy, "int8")]
+    calibration = open_variant(copy, "int8", form).record.calibration
+    held = [row for row in calibration["curve"] if row["holds"]]
+    assert held
+    assert all(row["neighbours_interval"][0] >= 0.93 for row in held)
+    assert all(row.keys() >= {"db", "least_cosine"} for row in held)
 
 
 @pytest.mark.nightly

@@ -265,3 +265,16 @@ def test_faults_end_the_process_with_1(
     right = gmmvit("parity", bundle.path, "--json")
     assert right.returncode == 0
     assert json.loads(right.stdout)["verdict"] == "passed"
+
+
+@pytest.mark.parametrize("kind", ["features_bundle", "both_bundle"])
+def test_features_without_unit_length(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    bundle = request.getfixturevalue(kind)
+    (record,) = [output for output in bundle.manifest.outputs if output.name == "features"]
+    assert (record.pooling, record.unit_length) == ("mean of all tokens", True)
+    lengths = np.linalg.norm(bundle.golden_rows()[1]["features"], axis=1)
+    np.testing.assert_allclose(lengths, 1, rtol=0, atol=1e-6)
+    assert judged(bundle).status == 0
+    result = judged(rebuilt(bundle, tmp_path / "fault", lambda model: setattr(model, "normalises", False)))
+    assert "numeric" in result.failed
+    assert "likely cause: features without unit length" in result.checks["numeric"]["reasons"][-1]

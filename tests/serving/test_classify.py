@@ -146,4 +146,4 @@ def test_serve_says_why_images_are_not_classified(tensor_bundles: dict[str, Bund
     command.process.send_signal(signal.SIGTERM)
     status, errors = command.end()
     assert status == 0
-    assert "POST /classify is not offered: no model of the repository takes encoded images" in errors
+    assert "POST /classify and /embed are not offered: no model of the repository takes encoded images" in errors

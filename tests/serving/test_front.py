@@ -119,6 +119,7 @@ def curl(body: bytes) -> dict[str, Any]:
 
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "another path": ({"path": "/v2/logging", "content": b"{}"}, 404, "send images with POST to /classify"),
+    "features of a model without": ({"path": "/embed", "content": IMAGES[0]}, 400, "--outputs both"),
     "another method": ({"method": "GET"}, 405, "GET: this path takes only POST"),
     "JSON": ({"json": {"a": 1}}, 415, "expected image/*, application/octet-stream or multipart/form-data, got app"),
     "chunked": ({"content": iter([b"a", b"b"])}, 411, "must not be chunked"),

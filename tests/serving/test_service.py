@@ -40,7 +40,10 @@ def test_the_front_asks_the_ensemble_of_the_repository_if_there_is_an_ensemble(
         assert (answer.status, answer.json()["model"]) == (200, name)
     else:
         assert answer.status == 404
-        assert "HTTP endpoint: POST /classify is not offered: no model of the repository takes encoded images" in lines
+        assert (
+            "HTTP endpoint: POST /classify and /embed are not offered: no model of the repository takes encoded images"
+            in lines
+        )
 
 
 def hold_answers(repository: Path) -> None:

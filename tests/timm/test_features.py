@@ -50,7 +50,7 @@ def options(**changes: object) -> ExportOptions:
 def both(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A classifier with logits and features; the label ``b`` occurs twice."""
     file, _ = saved(tmp_path_factory.mktemp("timm"), 3)
-    chosen = options(labels=("a", "b", "b"), outputs=("logits", "features"))
+    chosen = options(labels=("a", "b", "b"), outputs=("logits", "features"), normalise=True)
     return once(shared / "both", lambda out: bundle_from_checkpoint(file, out, chosen, hints=hints()))
 
 
@@ -136,6 +136,12 @@ def test_classify_writes_features(both: Bundle, bundle: Bundle, tmp_path: Path, 
     assert not (tmp_path / "g.npz").exists()
 
 
+def test_only_features_have_unit_length() -> None:
+    with pytest.raises(InputError, match="the outputs have no features") as caught:
+        options(normalise=True)
+    assert "--outputs both" in caught.value.hint
+
+
 def test_a_backbone_without_a_head_has_no_logits(tmp_path: Path) -> None:
     file, _ = saved(tmp_path, 0)
     with pytest.raises(CheckpointError, match="the file has no classifier") as caught:
@@ -157,7 +163,7 @@ def test_the_teacher_of_a_dino_file_gives_features(tmp_path: Path, gmmvit: Comma
     file = GOLDEN / "timm" / "dino_teacher.pth"
     answer = gmmvit("export", file, "-o", tmp_path / "b", *words, "--outputs", "features", "--input", "tensor")
     assert answer.returncode == 0, answer.stderr
-    assert "features: float32 (1..64, 24)" in answer.stdout
+    assert "features: float32 (1..64, 24), class token" in answer.stdout
     stored = np.load(GOLDEN / "timm" / "dino_linear.npz")["images"]
     teacher = torch.load(file, map_location="cpu", weights_only=False)["teacher"]
     network = timm.create_model(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import SpecError
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.layers.roles import layer_role
 from gmmvit_deploy.models.scores.step import Oddity
 from gmmvit_deploy.models.specs import ModelSpec, OutputName
@@ -16,21 +18,42 @@ if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.token_grids import TokenGrids
 
 
+class UnitLength(nn.Module):
+    """y = x / ‖x‖₂ for each image; zeros remain.  forward: features (B, D) → (B, D)."""
+
+    role: Role = "pooling"
+
+    def forward(self, features: Tensor) -> Tensor:
+        length: Tensor = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
+        return features / length.clamp_min(1e-12)
+
+
 class Model(nn.Module):
     """Abstract base class: each family derives its model class from `Model`.
 
     foreign: True if another package defines the network, so that the modules do not declare the roles of operators.
     unfolded_patches: (name, side) of the first linear layer, if it reads overlapping patches that an `Unfold` cuts.
     outputs: the outputs that `answers` returns and that export writes.
+    normalises: True if `answers` gives the features unit length.
     returns_all: True if ``forward`` returns all outputs, as a tuple: only while the model is exported.
     forward: images (B, c, S, S), normalised, float32 → the first of the outputs: logits (B, C), or features (B, D).
     """
 
     foreign: ClassVar[bool] = False
     outputs: tuple[OutputName, ...] = ("logits",)
+    normalises: bool = False
     returns_all: bool = False
     unfolded_patches: ClassVar[tuple[str, int] | None] = None
     spec: ModelSpec
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unit_length = UnitLength()
+
+    @property
+    def pooling(self) -> str:
+        """The vector of the tokens that the features are, in words; a family that pools otherwise overrides it."""
+        return "class token"
 
     def logits_and_features(self, images: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return (logits, features), with None for what the model does not have.  Features (B, D): the head reads them.
@@ -44,6 +67,8 @@ class Model(nn.Module):
     def answers(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return the ``outputs`` of the model for a batch of images, in their order."""
         logits, features = self.logits_and_features(images)
+        if self.normalises and features is not None:
+            features = self.unit_length(features)
         named = {"logits": logits, "features": features}
         missing = [name for name in self.outputs if named[name] is None]
         if missing:

@@ -1,1 +1,1 @@
-"""``/classify``: a process that takes an image file and asks its Triton server.  The face: `options`, `process`."""
+"""A process that takes images by HTTP, and asks its Triton server.  The face: `options`, `process`."""

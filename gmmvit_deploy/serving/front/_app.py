@@ -1,7 +1,11 @@
-"""The front: ``POST /classify`` takes images as files and answers with labels and probabilities as JSON.
+"""The front takes images as files, and answers with labels or features as JSON.
 
-    image, or multipart/form-data with several images
+    POST /classify        image, or multipart/form-data with several images
       → {"model": …, "bundle": …, "runner": …, "predictions": [[{"label": …, "index": …, "probability": …}, …], …]}
+    POST /embed           the same
+      → {"model": …, "bundle": …, "runner": …, "dimension": D, "features": [base64 of D float32, …]}
+    POST /v1/embeddings   JSON with data URIs, in the form of OpenAI
+      → {"object": "list", "model": …, "data": [{"object": "embedding", "index": 0, "embedding": …}, …], …}
 
 A list of predictions for each image, in the order of the images. For a multi-label model, a prediction also has the
 label's ``"threshold"``, and ``"present"``: true if the probability reaches it; all present labels are listed. A cascade
@@ -24,6 +28,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import io
 import json
 import logging
 import re
@@ -32,31 +37,38 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gmmvit_deploy.inference import DEFERRED
 from gmmvit_deploy.inference.labels import DEFAULT_TOP
 from gmmvit_deploy.serving.front._http import LimitedHttp
-from gmmvit_deploy.serving.front._triton import Triton
+from gmmvit_deploy.serving.front._triton import Model, Triton
 from gmmvit_deploy.serving.front._uploads import (
     Refusal,
     UploadBudget,
     body_length,
     boundary_of,
     images_from_body,
+    images_from_json,
     receive_body,
+    require_json,
 )
 from gmmvit_deploy.serving.front.options import (
     BUNDLE_HEADER,
     CLASSIFY_PATH,
     CLASSIFY_PATHS,
+    EMBED_PATH,
+    EMBED_PATHS,
+    EMBEDDINGS_PATH,
     FRONT_HEADER,
     READY_PATH,
     RUNNER_HEADER,
@@ -64,6 +76,15 @@ from gmmvit_deploy.serving.front.options import (
 )
 from gmmvit_deploy.serving.gateway.options import is_loopback
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_MISSING = {
+    "logits": f"the model has no classes, only features: send images with POST to {EMBED_PATH}",
+    "features": f"the model has no features: send images with POST to {CLASSIFY_PATH}, or ask the operator to export "
+    "the model again with gmmvit export CHECKPOINT -o BUNDLE --outputs both",
+}
+"""Output → why a request for it is refused if the model lacks it."""
 _EXIT_TIMEOUT_S = 15
 _MAX_CONNECTIONS = 1024
 _log = logging.getLogger(__name__)
@@ -75,6 +96,8 @@ def front_app(options: FrontOptions, secret: str | None) -> ASGIApp:
     front = _Front(options)
     routes = [
         *(Route(path, front.classify, methods=["POST"]) for path in CLASSIFY_PATHS),
+        *(Route(path, front.embed, methods=["POST"]) for path in EMBED_PATHS),
+        Route(EMBEDDINGS_PATH, front.embeddings, methods=["POST"]),
         Route(READY_PATH, front.ready, methods=["GET"]),
     ]
     app = Starlette(
@@ -101,31 +124,85 @@ class _Front:
         ready = await self._triton.ready()
         return JSONResponse({"ready": ready}, status_code=200 if ready else 503)
 
-    async def classify(self, request: Request) -> JSONResponse:
-        boundary, length = boundary_of(request), body_length(request, self._options.max_body_bytes)
-        with self._budget.taken(length):
-            body = await receive_body(request, length, self._options.body_timeout_s)
-            model = await self._triton.model()
-            if not model.classifies:
-                raise Refusal(400, "the model has no classes; ask the server for its output features by gRPC or HTTP")
-            top = _top(request, len(model.label_set.labels))
+    async def classify(self, request: Request) -> Response:
+        top, boundary = _top(request), boundary_of(request)
+        async with self._body_of(request) as body:
+            model = await self._model_with("logits")
             images = images_from_body(body, boundary, model.max_batch)
-            logits, deferred = await self._triton.answers(images, cascade=model.cascade)
-        if logits.shape[1] != len(model.label_set.labels):
+            values = await self._triton.answers(images, ["logits", *model.outputs & {DEFERRED}])
+        logits, deferred, labels = values["logits"], values.get(DEFERRED), model.label_set.labels
+        if logits.shape[1] != len(labels):
             raise Refusal(502, "the server's model has changed; send the request again")
         try:
-            predictions = [[guess.to_json() for guess in model.label_set.predictions(row, top)] for row in logits]
+            guesses = [model.label_set.predictions(row, min(top, len(labels))) for row in logits]
         except ValueError as exc:
             raise Refusal(502, f"the server failed to answer: {exc}") from exc
-        answer: dict[str, Any] = {
-            "model": self._options.model,
-            "bundle": model.bundle,
-            "runner": model.runner,
-            "predictions": predictions,
-        }
+        answer: dict[str, Any] = {"predictions": [[guess.to_json() for guess in row] for row in guesses]}
         if deferred is not None:
-            answer["deferred"] = deferred.tolist()
-        return JSONResponse(answer, headers={BUNDLE_HEADER: model.bundle, RUNNER_HEADER: model.runner})
+            answer["deferred"] = deferred[:, 0].tolist()
+        return JSONResponse({**self._described(model), **answer}, headers=_headers(model))
+
+    async def embed(self, request: Request) -> Response:
+        form, boundary = request.query_params.get("format", "base64"), boundary_of(request)
+        if form not in ("base64", "list", "npy"):
+            raise Refusal(400, f"format: expected base64, list or npy, got {form[:20]!r}")
+        async with self._body_of(request) as body:
+            model = await self._model_with("features")
+            features = await self._features_of(images_from_body(body, boundary, model.max_batch))
+        if form == "npy":
+            file = io.BytesIO()
+            np.save(file, features)
+            return Response(file.getvalue(), media_type="application/octet-stream", headers=_headers(model))
+        answer = {"dimension": features.shape[1], "features": _encoded(features, form)}
+        return JSONResponse({**self._described(model), **answer}, headers=_headers(model))
+
+    async def embeddings(self, request: Request) -> Response:
+        require_json(request)
+        async with self._body_of(request) as body:
+            model = await self._model_with("features")
+            images, encoding = images_from_json(body, self._options.model, model.max_batch)
+            features = await self._features_of(images)
+        vectors = enumerate(_encoded(features, encoding))
+        data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in vectors]
+        usage = {"prompt_tokens": 0, "total_tokens": 0}  # images have none
+        answer = {"object": "list", "data": data, "model": self._options.model, "usage": usage}
+        return JSONResponse(answer, headers=_headers(model))
+
+    @asynccontextmanager
+    async def _body_of(self, request: Request) -> AsyncIterator[bytes]:
+        """Receive the body of a request; its share of the memory is taken inside the ``async with`` block."""
+        length = body_length(request, self._options.max_body_bytes)
+        with self._budget.taken(length):
+            yield await receive_body(request, length, self._options.body_timeout_s)
+
+    async def _model_with(self, output: str) -> Model:
+        """Return the model.  Errors: Refusal, 400, when it does not have the output."""
+        model = await self._triton.model()
+        if output not in model.outputs:
+            raise Refusal(400, _MISSING[output])
+        return model
+
+    async def _features_of(self, images: list[bytes]) -> NDArray[Any]:
+        """Return the features (images, D).  Errors: Refusal, 502 for values that JSON cannot hold."""
+        features = (await self._triton.answers(images, ["features"]))["features"]
+        if not np.isfinite(features).all():
+            raise Refusal(502, "the server failed to answer: features that are no finite numbers")
+        return features
+
+    def _described(self, model: Model) -> dict[str, Any]:
+        return {"model": self._options.model, "bundle": model.bundle, "runner": model.runner}
+
+
+def _headers(model: Model) -> dict[str, str]:
+    return {BUNDLE_HEADER: model.bundle, RUNNER_HEADER: model.runner}
+
+
+def _encoded(features: NDArray[Any], form: str) -> list[Any]:
+    """Return a row for each image: base64 of little-endian float32, or numbers."""
+    if form == "base64":
+        return [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in features]
+    numbers: list[Any] = features.tolist()
+    return numbers
 
 
 def _page() -> HTMLResponse:
@@ -151,12 +228,12 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _top(request: Request, classes: int) -> int:
-    """Return the number of predictions for each image, the query's ``top``, at most all classes."""
+def _top(request: Request) -> int:
+    """Return the number of predictions for each image, the query's ``top``."""
     text = request.query_params.get("top", str(DEFAULT_TOP))
     if not (text.isascii() and text.isdigit() and len(text) < 1000 and int(text) >= 1):
         raise Refusal(400, f"top: expected a whole number of at least 1, got {text[:20]!r}")
-    return min(int(text), classes)
+    return int(text)
 
 
 def _answer(refusal: Refusal) -> JSONResponse:
@@ -170,7 +247,7 @@ def _not_routed(request: Request, exc: Any) -> JSONResponse:
     if exc.status_code == 405:
         reason = f"{request.method[:20]}: this path takes only {(exc.headers or {}).get('Allow', 'other methods')}"
     else:
-        reason = f"there is no such path; send images with POST to {CLASSIFY_PATH}"
+        reason = f"there is no such path; send images with POST to {CLASSIFY_PATH} or {EMBED_PATH}"
     return JSONResponse({"error": reason}, status_code=exc.status_code, headers=exc.headers)
 
 

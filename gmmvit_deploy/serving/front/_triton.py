@@ -1,11 +1,11 @@
-"""Ask a Triton server on this machine for logits, over gRPC."""
+"""Ask a Triton server on this machine for logits or features, over gRPC."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import struct
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ import grpc.aio
 import numpy as np  # here, so that no request waits for the imports
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from gmmvit_deploy.inference import DEFERRED
 from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.serving.front._uploads import Refusal, overloaded
 from gmmvit_deploy.serving.front.options import FrontOptions
@@ -31,6 +30,7 @@ _CHANNEL = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
+_TYPES = {"FP32": np.float32, "BOOL": np.bool_}
 _OF_TRITON = re.compile(r"^(\[request id: [^\]]*\] )?in ensemble '[^']*', ")
 """How an error of a model inside an ensemble begins."""
 
@@ -39,16 +39,15 @@ _OF_TRITON = re.compile(r"^(\[request id: [^\]]*\] )?in ensemble '[^']*', ")
 class Model:
     """The served model.
 
-    runner: "" if the model states none.  classifies: True if the model has logits.
-    cascade: True if the model also says which images float32 computed again.
+    runner: "" if the model states none.
+    outputs: their names; `inference.DEFERRED` is that of a cascade, which says which images float32 computed again.
     """
 
     label_set: LabelSet
     bundle: str
     runner: str
     max_batch: int
-    classifies: bool = True
-    cascade: bool = False
+    outputs: frozenset[str]
 
 
 class Triton:
@@ -107,20 +106,21 @@ class Triton:
                 raise Refusal(502, "the server sent no description of its model") from exc
         return self._model
 
-    async def answers(self, images: Sequence[bytes], *, cascade: bool) -> tuple[NDArray[Any], NDArray[Any] | None]:
-        """Return (the logits, float32 (images, classes), of a cascade the images that float32 computed again, bool)."""
+    async def answers(self, images: Sequence[bytes], outputs: Collection[str]) -> dict[str, NDArray[Any]]:
+        """Return name of an output → its values: float32 (images, values), of `inference.DEFERRED` bool."""
         request = service_pb2.ModelInferRequest(model_name=self._options.model)
         request.inputs.add(name="IMAGE", datatype="BYTES", shape=[len(images), 1])
-        for name in ("logits", *([DEFERRED] if cascade else [])):
+        for name in outputs:
             request.outputs.add(name=name)
         request.raw_input_contents.append(b"".join(struct.pack("<I", len(image)) + image for image in images))
         answer = await self._answered(self._stub.ModelInfer, request)
-        contents = dict(zip((output.name for output in answer.outputs), answer.raw_output_contents, strict=False))
-        output = next((output for output in answer.outputs if output.name == "logits"), None)
-        if output is None or output.datatype != "FP32" or list(output.shape)[:-1] != [len(images)]:
-            raise Refusal(502, "the server sent no logits for the images")
-        logits = np.frombuffer(contents["logits"], np.float32).reshape(output.shape)
-        return logits, np.frombuffer(contents[DEFERRED], bool) if cascade else None
+        values = {}
+        for output, content in zip(answer.outputs, answer.raw_output_contents, strict=False):
+            if output.datatype in _TYPES and list(output.shape)[:-1] == [len(images)]:
+                values[output.name] = np.frombuffer(content, _TYPES[output.datatype]).reshape(output.shape)
+        if missing := [name for name in outputs if name not in values]:
+            raise Refusal(502, f"the server sent no {missing[0]} for the images")
+        return values
 
     async def _answered(self, method: Callable[..., Awaitable[Any]], request: Any) -> Any:
         try:
@@ -138,8 +138,7 @@ def _model(config: Any) -> Model:
         bundle=parameters["gmmvit_bundle_sha256"],
         runner=parameters.get("gmmvit_runner", ""),
         max_batch=config.max_batch_size,
-        classifies=any(output.name == "logits" for output in config.output),
-        cascade=any(output.name == DEFERRED for output in config.output),
+        outputs=frozenset(output.name for output in config.output),
     )
 
 

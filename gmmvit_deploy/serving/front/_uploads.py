@@ -1,4 +1,4 @@
-"""Read the images of a request: the body is an image, or multipart/form-data with an image in each part.
+"""Read the images of a request: the body is an image, multipart/form-data with an image in each part, or JSON.
 
 A body is received into memory, never into a file. `UploadBudget` bounds the bytes in memory; a request takes its
 share before its body is received.
@@ -7,6 +7,7 @@ share before its body is received.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -124,6 +125,47 @@ def images_from_body(body: bytes, boundary: bytes, max_images: int) -> list[byte
         if not image:
             raise Refusal(400, f"image {position}: the file is empty", image=position)
     return images
+
+
+def require_json(request: Request) -> None:
+    """Errors: Refusal, 415, for a body that is not JSON."""
+    parsed, _ = parse_options_header(request.headers.get("content-type", ""))
+    if parsed.lower() != b"application/json":
+        raise Refusal(415, f"content-type: expected application/json, got {parsed.decode('latin-1')[:80] or 'no type'}")
+
+
+def images_from_json(body: bytes, model: str, max_images: int) -> tuple[list[bytes], str]:
+    """Return (the images as base64 text, the encoding of the answer) of a request in the form of OpenAI's embeddings.
+
+    The images are data URIs, which the server decodes.  model: the name that the request must state.
+    Errors: Refusal, 400, or 404 for another model.
+    """
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError) as exc:
+        raise Refusal(400, f"the body is not valid JSON: {exc}"[:200]) from exc
+    if not isinstance(request, dict):
+        raise Refusal(400, "the body: expected a JSON object with input and model")
+    if unknown := sorted(request.keys() - {"input", "model", "encoding_format", "user"}):
+        raise Refusal(400, f"{unknown[0][:40]!r}: expected only input, model, encoding_format and user")
+    if request.get("model") != model:
+        raise Refusal(404, f"model: expected {model!r}, got {_shown(request.get('model'))}")
+    encoding = request.get("encoding_format", "float")
+    if encoding not in ("float", "base64"):
+        raise Refusal(400, f"encoding_format: expected float or base64, got {_shown(encoding)}")
+    stated = request.get("input")
+    images: list[Any] = stated if isinstance(stated, list) else [stated]
+    if not 1 <= len(images) <= max_images:
+        raise Refusal(400, f"input: expected 1 to {max_images} images, got {len(images)}")
+    for position, image in enumerate(images):
+        if not isinstance(image, str) or image[:5].lower() != "data:":
+            expected = "expected a data URI, such as data:image/jpeg;base64,/9j/…"
+            raise Refusal(400, f"image {position}: {expected}, got {_shown(image)}", image=position)
+    return [image.encode(errors="replace") for image in images], encoding  # JSON can hold half a surrogate pair
+
+
+def _shown(value: Any) -> str:
+    return repr(value[:40]) if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _parts(body: bytes, boundary: bytes, max_images: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Options of the front, the program that answers ``POST /classify``, behind the gateway or alone on loopback.
+"""Options of the front, the program that answers ``POST /classify`` and ``/embed``, behind the gateway or alone.
 
 This module imports only the standard library, so that the gateway can read the constants without the front's packages.
 """
@@ -16,7 +16,12 @@ BUNDLE_HEADER = "x-gmmvit-bundle"
 RUNNER_HEADER = "x-gmmvit-runner"
 """The header of an answer with the runner and the precision that computed it."""
 CLASSIFY_PATH = "/classify"
-CLASSIFY_PATHS = (CLASSIFY_PATH, f"{CLASSIFY_PATH}/")
+EMBED_PATH = "/embed"
+EMBEDDINGS_PATH = "/v1/embeddings"
+"""The path of embeddings in the interface of OpenAI."""
+CLASSIFY_PATHS, EMBED_PATHS = ((path, f"{path}/") for path in (CLASSIFY_PATH, EMBED_PATH))
+FRONT_PATHS = (*CLASSIFY_PATHS, *EMBED_PATHS, EMBEDDINGS_PATH)
+"""The paths that the gateway passes to the front."""
 READY_PATH = "/ready"
 DEFAULT_CLASSIFY_PORT = 8080
 """The port of ``POST /classify`` without a gateway."""

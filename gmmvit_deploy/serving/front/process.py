@@ -1,4 +1,4 @@
-"""Start and stop the front, the process that answers ``POST /classify``."""
+"""Start and stop the front, the process that answers ``POST /classify`` and ``/embed``."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -44,6 +46,44 @@ def test_features_are_what_the_head_reads_and_folding_keeps_them(case: str) -> N
     folded = fold(model.float()).model
     assert folded.outputs == ("logits", "features")
     torch.testing.assert_close(folded.answers(images.float())[1].double(), answers[1], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", [case for case in FAMILY_SPECS if "hugging_face" not in case], ids=str)
+@torch.no_grad()
+def test_the_stated_pooling(case: str) -> None:
+    """Hold the words to what happens when the tokens behind the last block are changed, or exchanged."""
+    family, spec = FAMILY_SPECS[case]
+    model = family.build(spec).eval().double()
+    model.outputs = ("features",)
+    images = torch.randn(1, *input_shape(spec), dtype=torch.float64)
+    features = model(images)
+
+    def with_tokens(change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        last = model.get_submodule(family.blocks(spec)[-1])
+        handle = last.register_forward_hook(lambda _, __, tokens: change(tokens))
+        answer: torch.Tensor = model(images)
+        handle.remove()
+        return answer
+
+    width = torch.linspace(0, 1, features.shape[-1], dtype=torch.float64)  # a norm ignores an equal number for all
+    assert not with_tokens(lambda tokens: torch.cat([tokens[:, :1] + width, tokens[:, 1:]], 1)).allclose(features)
+    if model.pooling == "class token":
+        others = with_tokens(lambda tokens: torch.cat([tokens[:, :1], tokens[:, 1:] + width], 1))
+        assert others.equal(features)
+    else:
+        assert model.pooling == "mean of all tokens"
+        torch.testing.assert_close(with_tokens(lambda tokens: tokens.flip(1)), features, rtol=0, atol=1e-9)
+
+
+def test_unit_length() -> None:
+    family, spec = next(iter(FAMILY_SPECS.values()))
+    model = family.build(spec).eval()
+    model.outputs, images = ("logits", "features"), torch.randn(2, *input_shape(spec))
+    logits, features = model.answers(images)
+    model.normalises = True
+    same, normalised = model.answers(images)
+    assert same.equal(logits)
+    torch.testing.assert_close(normalised, features / features.norm(dim=1, keepdim=True))
 
 
 def test_a_network_that_shows_no_features() -> None:

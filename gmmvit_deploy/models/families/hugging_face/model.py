@@ -63,6 +63,12 @@ class HuggingFaceModel(AnsweredNetwork):
             )
         return pooled
 
+    @property
+    def pooling(self) -> str:
+        if self.spec.classes:
+            return f"what {next(iter(self.classifier_heads()))[0].removeprefix('network.')} reads"
+        return super().pooling if self.spec.pool == "cls" else "pooler_output of transformers"
+
     def logits_and_features(self, images: Tensor) -> tuple[Tensor | None, Tensor | None]:
         if not self.spec.classes:
             return None, self.logits_of(self.network, images)

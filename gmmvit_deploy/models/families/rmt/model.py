@@ -42,6 +42,7 @@ from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.biases import ManhattanDecay, retention_decays
 from gmmvit_deploy.models.scores.scales import Scale
 from gmmvit_deploy.models.scores.step import Grid, rows_and_columns
+from gmmvit_deploy.models.specs import MEAN_OF_TOKENS
 
 _LOCAL_KERNEL = 5
 _LAYER_NORM_EPS = 1e-6
@@ -413,6 +414,10 @@ class RMT(Model):
         tokens = spec.release == "token_label"
         self.token_head = with_role(nn.Linear(width, spec.classes), "head") if tokens else None
         self.token_weight = _AUXILIARY_WEIGHT
+
+    @property
+    def pooling(self) -> str:
+        return MEAN_OF_TOKENS
 
     def logits_and_features(
         self, images: Float[Tensor, "batch channels side side"]

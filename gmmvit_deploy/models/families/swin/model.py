@@ -33,6 +33,7 @@ from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.biases import WindowBias, relative_position_index, shift_mask
 from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import mask_from_spec
+from gmmvit_deploy.models.specs import MEAN_OF_TOKENS
 
 
 class WindowBlock(nn.Module):
@@ -155,6 +156,10 @@ class Swin(Model):
         self.stages = nn.ModuleList(Stage(spec, stage) for stage in range(len(spec.depths)))
         self.norm = layer_norm(spec.dims[-1])
         self.head = with_role(nn.Linear(spec.dims[-1], spec.classes), "head")
+
+    @property
+    def pooling(self) -> str:
+        return MEAN_OF_TOKENS
 
     def logits_and_features(
         self, images: Float[Tensor, "batch channels side side"]

@@ -37,6 +37,7 @@ from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import mask_from_spec
+from gmmvit_deploy.models.specs import MEAN_OF_TOKENS
 
 _SIDE = 3
 _PATCH = _SIDE**2
@@ -139,6 +140,10 @@ class T2T(Model):
     def unfolded_channels(self) -> tuple[int, ...]:
         """The number of channels of the lattice that each entry of ``unfolds`` reads."""
         return (self.spec.views, *[self.spec.token_dim] * self.spec.token_layers)
+
+    @property
+    def pooling(self) -> str:
+        return MEAN_OF_TOKENS if self.class_token is None else super().pooling
 
     def logits_and_features(
         self, images: Float[Tensor, "batch channels side side"]

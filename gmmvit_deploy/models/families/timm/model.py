@@ -24,7 +24,7 @@ from gmmvit_deploy.models.layers.answered_network import MASK, AnsweredNetwork, 
 from gmmvit_deploy.models.layers.fused_call import use_fused_calls
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.layers.token_grids import placements
-from gmmvit_deploy.models.specs import input_shape
+from gmmvit_deploy.models.specs import MEAN_OF_TOKENS, input_shape
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.families.timm.spec import TimmSpec
@@ -103,6 +103,18 @@ class TimmModel(AnsweredNetwork):
 
     def built_network(self) -> nn.Module:
         return network_from_spec(self.spec)
+
+    @property
+    def pooling(self) -> str:
+        if self.spec.head_blocks:
+            blocks, patches = self.spec.head_blocks, " and mean of the patches" if self.spec.head_average else ""
+            order = ", value by value" if self.spec.head_interleaved else ""
+            return f"{super().pooling if blocks == 1 else f'class tokens of the last {blocks} blocks'}{patches}{order}"
+        network: Any = self.network
+        pool = getattr(network, "global_pool", None) or getattr(getattr(network, "head", None), "global_pool", "")
+        kind = str(getattr(pool, "pool_type", pool))
+        mean = MEAN_OF_TOKENS if getattr(network, "pool_include_prefix", False) else "mean of the patches"
+        return {"token": super().pooling, "avg": mean}.get(kind, "forward_head of timm")
 
     def logits_and_features(self, images: Tensor) -> tuple[Tensor | None, Tensor | None]:
         network: Any = self.network

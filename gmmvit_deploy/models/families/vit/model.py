@@ -27,6 +27,7 @@ from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
 from gmmvit_deploy.models.scores.locality import locality_scores
 from gmmvit_deploy.models.scores.masks import mask_from_spec
+from gmmvit_deploy.models.specs import MEAN_OF_TOKENS
 
 
 class ViT(Model):
@@ -49,6 +50,10 @@ class ViT(Model):
         )
         self.head_norm = layer_norm(spec.dim)
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
+
+    @property
+    def pooling(self) -> str:
+        return super().pooling if self.spec.pools_class_token else MEAN_OF_TOKENS
 
     def logits_and_features(
         self, images: Float[Tensor, "batch channels side side"]

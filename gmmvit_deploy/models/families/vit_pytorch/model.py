@@ -44,6 +44,7 @@ from gmmvit_deploy.models.scores.heads import HeadMixing, HeadNorm
 from gmmvit_deploy.models.scores.locality import MaskedDiagonal
 from gmmvit_deploy.models.scores.scales import LearnedTemperature, Scale
 from gmmvit_deploy.models.scores.step import lattice_points
+from gmmvit_deploy.models.specs import MEAN_OF_TOKENS
 
 _LONGEST_WAVE = 10000.0
 _SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0))
@@ -169,6 +170,10 @@ class VitPytorch(Model):
         self.final_norm = layer_norm(spec.dim) if spec.final_norm else None
         self.head_norm = layer_norm(spec.dim) if spec.head_norm else None
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
+
+    @property
+    def pooling(self) -> str:
+        return super().pooling if self.pools == "cls" else MEAN_OF_TOKENS
 
     def logits_and_features(
         self, images: Float[Tensor, "batch channels side side"]
