@@ -42,12 +42,11 @@ def test_the_kernels_give_the_logits(rotary: Bundle) -> None:
 
 
 def exchange(model: Model) -> None:
-    for module in model.modules():
-        if hasattr(module, "get_embed"):
-            compute = module.get_embed
-            module.get_embed = lambda *args, **options: (
-                compute(*args, **options).unflatten(-2, (4, 4)).transpose(-3, -2).flatten(-3, -2)
-            )
+    (rotation,) = (module for module in model.modules() if hasattr(module, "get_embed"))
+    compute = rotation.get_embed
+    rotation.get_embed = lambda *args, **options: (
+        compute(*args, **options).unflatten(-2, (4, 4)).transpose(-3, -2).flatten(-3, -2)
+    )
 
 
 def test_the_rotation_of_another_grid_is_named(rotary: Bundle, tmp_path: Path) -> None:
