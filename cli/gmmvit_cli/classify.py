@@ -249,8 +249,9 @@ def _print(answers: list[Classification], label_set: LabelSet) -> None:
             for guess in answer.predictions
             if guess.present
         ]
+        again = "  (computed again in float32)" if answer.deferred else ""
         if answer.predictions:
-            typer.echo(f"{answer.path}: {'  '.join(shown) or 'no label reaches its threshold'}")
+            typer.echo(f"{answer.path}: {'  '.join(shown) or 'no label reaches its threshold'}{again}")
 
 
 def _require_answers(answers: list[Classification]) -> None:

@@ -23,6 +23,7 @@ from gmmvit_deploy.bulk._storage import Storage
 from gmmvit_deploy.bulk.pipeline import Decoded, decoded_batches
 from gmmvit_deploy.bulk.source import Entry, Source
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.inference import DEFERRED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,7 +57,7 @@ class ShardProgram:
         self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
         self._image = bundle.manifest.image
         self._outputs = bundle.manifest.output_names
-        self._schema = _schema(bundle)
+        self._schema = _schema(bundle, cascade=runner.record is not None)
 
     def write(self, shard: ShardRecord, on_images: Callable[[int], None]) -> None:
         """Classify the images of a shard whose rows are not kept yet, and write the file of the shard.
@@ -126,6 +127,8 @@ class ShardProgram:
         }
         for name in self._outputs:
             columns[name] = _at(usable, answers.get(name, ()), len(images))
+        if DEFERRED in self._schema.names:
+            columns[DEFERRED] = _at(usable, [bool(row) for (row,) in answers.get(DEFERRED, ())], len(images))
         if "features" in self._outputs:
             # Before version 26, pyarrow cannot write a list of fixed size that is null, nor read it.
             nothing = [math.nan] * self._schema.field("features").type.list_size
@@ -173,7 +176,7 @@ def _at(usable: Sequence[int], values: Any, count: int) -> list[Any]:
     return [of_rows.get(row) for row in range(count)]
 
 
-def _schema(bundle: Bundle) -> Any:
+def _schema(bundle: Bundle, *, cascade: bool) -> Any:
     import pyarrow as pa
 
     manifest = bundle.manifest
@@ -192,6 +195,7 @@ def _schema(bundle: Bundle) -> Any:
             ("sha256", pa.string()),
             *(labels if manifest.has_logits else []),
             *outputs,
+            *([(DEFERRED, pa.bool_())] if cascade else []),
             ("error", pa.string()),
             ("bundle_sha256", pa.string()),
         ]

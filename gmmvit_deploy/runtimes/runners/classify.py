@@ -15,8 +15,10 @@ from gmmvit_deploy.errors import ImageError, InputError, RequestRejectedError, S
 from gmmvit_deploy.files.writing import new_file
 from gmmvit_deploy.images.data.other_formats import as_served, pixels_of_file
 from gmmvit_deploy.images.resize_rules import STATE_PREPROCESSING
+from gmmvit_deploy.inference import DEFERRED
 from gmmvit_deploy.inference.labels import LabelSet, Prediction
 from gmmvit_deploy.inference.preprocess import MAX_IMAGE_BYTES, UnusableImage
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL, TritonConnection, with_retries
@@ -41,6 +43,7 @@ class Classification:
     features: the features (D,), if they were asked for.
     error: the reason why the file has no answer; empty if there is an answer.
     notice: the reason why the fastest runner is not used; empty if it is used.
+    deferred: whether float32 computed the image again; None if the runner is no cascade.
     """
 
     path: Path
@@ -50,14 +53,17 @@ class Classification:
     notice: str = ""
     bundle: str = ""
     features: NDArray[Any] | None = field(default=None, compare=False, repr=False)
+    deferred: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields except the features as JSON values."""
+        """Return the fields except the features as JSON values, ``deferred`` for a cascade only."""
+        deferred = {} if self.deferred is None else {DEFERRED: self.deferred}
         return {
             "path": self.path,
             "runner": self.runner,
             "bundle": self.bundle,
             "predictions": [prediction.to_json() for prediction in self.predictions],
+            **deferred,
             "error": self.error,
             "notice": self.notice,
         }
@@ -69,6 +75,7 @@ class Classifier:
     runner: as in `Classification`; ``triton-grpc`` or ``triton-http`` if a server does not state its runner.
     bundle, notice: as in `Classification`.  max_batch: maximum number of images in a call of `logits`.
     source: the bundle, or the model on the server, for messages.
+    cascade: whether the runner is a cascade, which also answers with ``deferred`` (B, 1).
     """
 
     runner: str
@@ -78,6 +85,7 @@ class Classifier:
     max_batch: int
     outputs: tuple[str, ...]
     source: str
+    cascade = False
 
     def logits(self, images: Sequence[bytes]) -> NDArray[Any]:
         """Compute the float32 logits (B, C) of B encoded images for C classes.
@@ -152,6 +160,7 @@ class TritonClassifier(Classifier):
             )
         self.label_set, self.max_batch, self.outputs = served.label_set, served.max_batch, served.outputs
         self.runner, self.bundle = served.runner or self.runner, served.bundle_sha256 or ""
+        self.cascade = RunnerName.parse(served.runner).cascade
         self.source = f"{model} at {url}"
 
     def answers(self, images: Sequence[bytes], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -190,6 +199,7 @@ class BundleClassifier(Classifier):
         self._image = bundle.manifest.image
         chosen = choose_runner(bundle) if runner is None else ChosenRunner(runner=runner_from(runner, IN_PROCESS))
         self.runner, self.notice, self.bundle = str(chosen.runner), "; ".join(chosen.notes), bundle.sha256
+        self.cascade = chosen.runner.cascade
         self._runner = open_runner(chosen.runner, bundle)
         self.label_set, self.max_batch = bundle.manifest.label_set, bundle.manifest.max_batch
         self.outputs, self.source = bundle.manifest.output_names, str(bundle.path)
@@ -243,6 +253,8 @@ def classify_files(
     paths = [Path(file) for file in files]
     classifier.require_outputs(logits=not features, features=features)
     asked = classifier.outputs if features else ("logits",)
+    if classifier.cascade:
+        asked = (*asked, DEFERRED)
     size = max(1, min(batch, classifier.max_batch))
     batches = (paths[start : start + size] for start in range(0, len(paths), size))
     answers: dict[Path, Classification] = {}
@@ -315,7 +327,7 @@ def _ask(
         # An image that cannot be decoded makes its whole batch fail. Retry with each image in a separate batch.
         alone = [_ask(classifier, {file: data}, top, asked) for file, data in images.items()]
         return {file: answer for answered in alone for file, answer in answered.items()}
-    logits, features = answers.get("logits"), answers.get("features")
+    logits, features, deferred = (answers.get(name) for name in ("logits", "features", DEFERRED))
     answered = {}
     for row, file in enumerate(images):
         try:
@@ -328,6 +340,7 @@ def _ask(
             runner=classifier.runner,
             predictions=predictions,
             features=None if features is None else features[row],
+            deferred=None if deferred is None else bool(deferred[row, 0]),
         )
     return answered
 

@@ -14,8 +14,11 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pyarrow.parquet
 import pytest
+from PIL import Image
 
+from gmmvit_deploy.bulk.run import classify_source
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.cascades import write_cascade
 from gmmvit_deploy.errors import BundleError, InputError
@@ -28,6 +31,7 @@ from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import RunnerReport
 from gmmvit_deploy.runtimes.programs.openvino import has_bf16
 from gmmvit_deploy.runtimes.runners.cascade import CascadeRunner
+from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, classify_files
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.serving.front.options import FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
@@ -79,6 +83,21 @@ def test_images_below_the_threshold_have_the_answers_of_float32_alone_and_in_a_b
     np.testing.assert_allclose(together["logits"], np.where(deferred, expected[1], expected[0]), atol=1e-4)
     np.testing.assert_array_equal(alone[DEFERRED], deferred)
     np.testing.assert_allclose(alone["logits"], together["logits"], atol=1e-4)
+
+
+def test_classified_files_and_tables_say_which_images_float32_computed_again(cascades: Bundle, tmp_path: Path) -> None:
+    files = []
+    for index, image in enumerate(pixels()):
+        files.append(tmp_path / f"{index:03}.png")
+        Image.fromarray(image).save(files[-1])
+    with BundleClassifier(cascades, runner=NAME) as classifier:
+        answers = classify_files(classifier, files)
+    expected = [answer.deferred for answer in answers]
+    assert {True, False} == set(expected)
+    assert answers[0].to_json()["deferred"] == expected[0]
+    classify_source(cascades, str(tmp_path), f"{tmp_path}/results", runner=NAME, batch=16)
+    table = pyarrow.parquet.read_table(tmp_path / "results")
+    assert sum(table["deferred"].to_pylist()) == sum(expected)
 
 
 def judged(runner: Any, bundle: Bundle) -> RunnerReport:
