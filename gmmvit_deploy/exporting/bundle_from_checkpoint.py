@@ -129,14 +129,13 @@ def bundle_from_checkpoint(
         folded = fold(loaded.model, in_place=True)
         begin(3)
         inside = image if options.input_kind == "pixels" else None
-        proto = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
-        masks, biases = prove_folded(proto, folded.masks, folded.biases, foreign=folded.model.foreign)
+        graph = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
+        masks, biases = prove_folded(graph.graph, folded.masks, folded.biases, foreign=folded.model.foreign)
         notes = {"gmmvit.checkpoint_sha256": loaded.file.sha256}
         notes |= {f"gmmvit.mask_sha256.{mask.layer}": mask.constant_sha256 for mask in masks}
-        for key, value in notes.items():
-            proto.metadata_props.add(key=key, value=value)
-        _free_parameters(folded.model)  # the graph has the weights
-        write_graph(proto, folder / artifacts.MODEL_FILE)
+        graph.metadata_props.update(notes)
+        write_graph(graph, folder / artifacts.MODEL_FILE)
+        _free_parameters(folded.model)
         unproven = Manifest(
             spec=loaded.spec,
             trainable_parameters=trainable_parameters,
@@ -165,7 +164,7 @@ def bundle_from_checkpoint(
             versions=artifacts.tool_versions(*family_of(loaded.spec).distributions),
             files={file.name: sha256_of_file(file) for file in sorted(folder.iterdir())},
         )
-        del proto
+        del graph
         release_memory()
         begin(4)
         parity, proven = _proven(Bundle(path=folder, manifest=unproven), loaded, noises)
