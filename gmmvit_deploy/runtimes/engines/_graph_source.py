@@ -110,8 +110,8 @@ def _head_dims(model: ir.Model, attentions: tuple[Attention, ...]) -> dict[str, 
     """Map each attention to the head dim, the last dimension of Q, where it can be inferred."""
     from onnx_ir.passes.common import ShapeInferencePass
 
-    # Some converters write inconsistent shapes. The pass logs them, and only messages use the inferred shapes.
-    logging.getLogger(ShapeInferencePass.__module__).setLevel(logging.ERROR)
+    # Some converters write inconsistent shapes, of which the pass warns. Only messages use the inferred shapes.
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)
     ShapeInferencePass(strict_mode=False)(model)
     queries = {attention.name: input_of(model.graph.node(attention.nodes[0]), 0).shape for attention in attentions}
     return {name: shape[-1] for name, shape in queries.items() if shape and isinstance(shape[-1], int)}
