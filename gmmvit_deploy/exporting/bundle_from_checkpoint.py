@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -47,6 +48,9 @@ from gmmvit_deploy.runtimes.programs.image_batches import require_images
 from gmmvit_deploy.runtimes.programs.memory import available_bytes, release_memory
 from gmmvit_deploy.runtimes.runners.open import proof_programs
 from gmmvit_deploy.tolerances import Noise, limit_from_stored
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 __all__ = ["ExportOptions", "bundle_from_checkpoint"]
 
@@ -135,7 +139,7 @@ def bundle_from_checkpoint(
         notes |= {f"gmmvit.mask_sha256.{mask.layer}": mask.constant_sha256 for mask in masks}
         graph.metadata_props.update(notes)
         write_graph(graph, folder / artifacts.MODEL_FILE)
-        _free_parameters(folded.model)
+        _free_weights(folded.model, graph.graph)
         unproven = Manifest(
             spec=loaded.spec,
             trainable_parameters=trainable_parameters,
@@ -257,10 +261,12 @@ def _output_records(golden: GoldenSet) -> tuple[OutputRecord, ...]:
     return tuple(OutputRecord(name=name, shape=(width,), meaning=MEANINGS[name]) for name, width in widths.items())
 
 
-def _free_parameters(model: Model) -> None:
-    """Free the memory of a model, which can no longer be used: the rewrite rules of onnxscript keep the last graph."""
+def _free_weights(model: Model, graph: ir.Graph) -> None:
+    """Free the memory of a network that can no longer be used: the rewrite rules of onnxscript keep the last graph."""
     for parameter in model.parameters():
         parameter.data = parameter.data.new_empty(0)
+    for value in graph.initializers.values():
+        value.const_value = None
 
 
 def _proven(bundle: Bundle, loaded: LoadedCheckpoint, noises: tuple[Noise, ...]) -> tuple[dict[str, float], Proven]:

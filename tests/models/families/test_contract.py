@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any, get_args
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -256,8 +255,8 @@ def test_exports_and_reopens(small: Small, small_exports: SmallExports) -> None:
 @each_example
 def test_every_node_declares_its_role(small: Small, small_exports: SmallExports) -> None:
     bundle = small_exports.bundle(small)  # exported with rules that raise
-    graph = onnx.load(bundle.onnx_path).graph
-    assert [node.name for node in graph.node if declared_role(node) is None] == []
+    graph = ir.load(bundle.onnx_path).graph
+    assert [node.name for node in graph if declared_role(node) is None] == []
 
 
 @each_example
