@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import torch
 
 from benchmarks.shared import run_card
@@ -64,9 +64,9 @@ def images(model: Model) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((count, *shape), dtype=np.float32)
 
 
-def built(proto: onnx.ModelProto, precision: Precision, folder: Path, *, twin: bool = False) -> EngineCard:
+def built(graph: ir.Model, precision: Precision, folder: Path, *, twin: bool = False) -> EngineCard:
     path = folder / "model.onnx"
-    onnx.save(proto, path)
+    ir.save(graph, path)
     options = BuildOptions(precision=precision, capabilities=(CAPABILITY,), profiles=(PROFILE,))
     flavor = find_flavor("tensorrt-rtx")
     return engine_from_onnx(path, options, flavor, out=folder / "engine", mask_cost=twin, force=True).card
@@ -93,7 +93,7 @@ def engine(model: Model, precision: Precision, folder: Path, *, masked: bool) ->
     calibration = [images(model)] if precision in QUANTIZED else None
     prepared = graph_from_model(model, precision, preprocessing=None, max_batch=64, calibration=calibration)
     with_more = masked and precision == "fp16"
-    card = built(prepared.proto, precision, folder, twin=with_more)
+    card = built(prepared.model, precision, folder, twin=with_more)
     row = summary(card, folder)
     if with_more and card.mask_cost is not None:
         cost = card.mask_cost
@@ -102,17 +102,17 @@ def engine(model: Model, precision: Precision, folder: Path, *, masked: bool) ->
             "bytes": cost.twin_bytes,
             "kernels_more": cost.kernels - cost.twin_kernels,
         }
-        row["unfolded"] = unfolded(model, prepared.proto, folder)
+        row["unfolded"] = unfolded(model, prepared.model, folder)
     return row
 
 
-def unfolded(model: Model, folded: onnx.ModelProto, folder: Path) -> dict[str, Any]:
+def unfolded(model: Model, folded: ir.Model, folder: Path) -> dict[str, Any]:
     """Return the `summary` of the engine of the unfolded export in half precision, and the errors of both graphs."""
-    proto = unfolded_half(model, folder / "unfolded.onnx")
-    row = summary(built(proto, "fp16", folder), folder)
+    half = unfolded_half(model, folder / "unfolded.onnx")
+    row = summary(built(half, "fp16", folder), folder)
     with torch.inference_mode():
         expected = model(torch.from_numpy(images(model))).numpy()
-    for name, graph in (("error", proto), ("folded_error", folded)):
+    for name, graph in (("error", half), ("folded_error", folded)):
         logits = emulated_logits(graph, images(model), name=name)
         row[name] = float(np.abs(logits - expected).max() / np.abs(expected).max())
     return row
@@ -143,7 +143,7 @@ def head_dims(folder: Path) -> dict[str, dict[str, Any]]:
         rows[str(head_dim)] = {}
         for name, padded in (("as_it_is", False), ("padded", True)):
             prepared = graph_from_model(model, "fp16", preprocessing=None, max_batch=64, padded=padded)
-            rows[str(head_dim)][name] = summary(built(prepared.proto, "fp16", folder), folder)
+            rows[str(head_dim)][name] = summary(built(prepared.model, "fp16", folder), folder)
     return rows
 
 

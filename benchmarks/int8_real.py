@@ -55,7 +55,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import torch
 
 from benchmarks.shared import run_card
@@ -188,7 +188,7 @@ class Network:
         straight, calibration = self.folder / "straight.onnx", self.folder / "calibration.npy"
         if not straight.exists():
             model = as_released(model_from_bundle(bundle.manifest, bundle.weights_path))
-            onnx.save(straight_graph(model, bundle.input_shape, bundle.manifest.max_batch), straight)
+            ir.save(straight_graph(model, bundle.input_shape, bundle.manifest.max_batch), straight)
         if not calibration.exists():
             images, _ = self.images("calibration", CALIBRATION_IMAGES)
             # A tool may take only the first images, which must not be of the first classes only.

@@ -64,9 +64,9 @@ def rows_of(bundle: Bundle) -> dict[str, Any]:
         "runner": over(right, noise),
     }
     for precision in ("fp16", "bf16"):
-        proto = prepared_graph(bundle, precision).proto  # type: ignore[arg-type]
+        graph = prepared_graph(bundle, precision).model  # type: ignore[arg-type]
         factor = roundoff_ratio(precision)
-        row[precision] = over(measured(emulated_logits(proto, inputs, name=precision), exact).errors(), noise, factor)
+        row[precision] = over(measured(emulated_logits(graph, inputs, name=precision), exact).errors(), noise, factor)
     mistakes = {}
     for name, logits in suspects(bundle, reference, inputs):
         errors = measured(logits, exact).errors()

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
@@ -104,14 +104,14 @@ class Exported:
         if not path.exists():
             shape = tuple(self.images(1, 0).shape[1:])
             try:
-                proto = straight_graph(self.network, shape, MAX_BATCH)
+                graph = straight_graph(self.network, shape, MAX_BATCH)
             except torch.onnx.OnnxExporterError:
                 unfused = copy.deepcopy(self.network)
                 for module in unfused.modules():
                     if hasattr(module, "fused_attn"):
                         module.fused_attn = False  # type: ignore[assignment]  # nn.Module types attributes as tensors
-                proto = straight_graph(unfused, shape, MAX_BATCH)
-            onnx.save(proto, path)
+                graph = straight_graph(unfused, shape, MAX_BATCH)
+            ir.save(graph, path)
         return path
 
 
@@ -137,7 +137,7 @@ def checks_of(exported: Exported) -> dict[str, Any]:
         bundle = exported.bundle()
     except GmmvitError as exc:
         return {"refused": str(exc)}
-    proto = onnx.load(bundle.onnx_path)
+    model = ir.load(bundle.onnx_path)
     images = exported.images(MAX_BATCH, 1)
     logits, exact = logits_of(exported.network, images)
     noise = noise_of(logits, exact)
@@ -149,10 +149,10 @@ def checks_of(exported: Exported) -> dict[str, Any]:
     effects = [effect / limit for effect in attention_effects(exported.model(), images[:4])]
     if effects and not min(effects) > MIN_EFFECT:
         raise SystemExit(f"{exported.name}: {effects} limits, expected more than {MIN_EFFECT:g} for each attention")
-    matches = attentions_in_onnx(proto.SerializeToString())
+    matches = attentions_in_onnx(bundle.onnx_path.read_bytes())
     return {
-        "nodes": len(proto.graph.node),
-        "straight_nodes": len(onnx.load(exported.straight()).graph.node),
+        "nodes": len(model.graph),
+        "straight_nodes": len(ir.load(exported.straight()).graph),
         "difference": differences,
         "limit": limit,
         "largest_logit": noise.scale,
@@ -160,21 +160,21 @@ def checks_of(exported: Exported) -> dict[str, Any]:
         "softmaxes": len(effects),
         "export_parity": bundle.manifest.export_parity,
         "export_skipped": bundle.manifest.export_skipped,
-        "precisions": precisions_of(proto, images[:2], exact[:2], noise),
+        "precisions": precisions_of(model, images[:2], exact[:2], noise),
         "fused": sum(not isinstance(match, Refusal) for match in matches),
         "reasons": Counter(match.reason for match in matches if isinstance(match, Refusal)),
         "summary": summary_of(matches),
     }
 
 
-def precisions_of(proto: onnx.ModelProto, images: Tensor, exact: np.ndarray, noise: Noise) -> dict[str, Any]:
+def precisions_of(model: ir.Model, images: Tensor, exact: np.ndarray, noise: Noise) -> dict[str, Any]:
     """Return precision → distance and limit, or the operators that leave the model in float32."""
-    unknown = Counter(node.op_type for node in proto.graph.node if declared_role(node) == "unknown")
+    unknown = Counter(node.op_type for node in model.graph if declared_role(node) == "unknown")
     if unknown:
         return {"unknown_operators": dict(unknown)}
     rows = {}
     for precision in HALVES:
-        off = distance(emulated_logits(cast_graph(proto, precision), images.numpy(), name=precision), exact)
+        off = distance(emulated_logits(cast_graph(model, precision), images.numpy(), name=precision), exact)
         rows[precision] = {"distance": off, "limit": limit_from_noise(noise, precision).largest}
     return rows
 

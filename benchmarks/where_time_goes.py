@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 
 from benchmarks.shared import run_card
 from benchmarks.shared.cpu_programs import HAS_BF16, required_kernels, runner_of
@@ -117,9 +117,9 @@ def joined(operators: Operators) -> dict[str, float]:
     return spent
 
 
-def product_operations(proto: onnx.ModelProto, rows: int) -> int:
+def product_operations(graph: ir.Model, rows: int) -> int:
     """Return the number of operations of the products with weights, for a batch of ``rows``."""
-    products = work_of_graph(proto, rows).products
+    products = work_of_graph(graph, rows).products
     return sum(2 * int(np.prod(shape)) * times for shape, times in products.items())
 
 
@@ -143,7 +143,7 @@ def family(name: str, names: Sequence[str] | None, runs: int, folder: Path) -> d
     }
     graphs = graphs_of(name, dict.fromkeys([*models, *map(graph_of, chosen)]), max_batch=_BATCH)
     for key, graph in graphs.items():
-        onnx.save(graph, folder / f"{key}.onnx")
+        ir.save(graph, folder / f"{key}.onnx")
     timed = time_rounds({"eager": eager(as_released(models["trained"]))}, _BATCH, min(runs, 7), image_shape=image_shape)
     results: dict[str, Any] = {"eager_64_ms": float(np.median(timed.ms["eager"])), "programs": {}}
     for program, precision in chosen.items():
@@ -174,7 +174,7 @@ def chunk_of(
     program: str,
     precision: Precision,
     folder: Path,
-    graphs: dict[str, onnx.ModelProto],
+    graphs: dict[str, ir.Model],
     images: np.ndarray,
     runs: int,
     gflops: float,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from hypothesis import settings
@@ -242,7 +242,7 @@ def small_swin(kind: MaskKind) -> Model:
 def swin_graph(folder: Path, kind: MaskKind) -> Path:
     """Write the float32 graph of `small_swin`."""
     path = folder / "swin.onnx"
-    onnx.save(onnx_from_model(fold(small_swin(kind)).model, preprocessing=None, max_batch=8), path)
+    ir.save(onnx_from_model(fold(small_swin(kind)).model, preprocessing=None, max_batch=8), path)
     return path
 
 

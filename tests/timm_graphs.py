@@ -7,7 +7,6 @@ softmax and a matrix product. The nodes declare no roles.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import io
 import logging
@@ -15,7 +14,9 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import onnx_ir as ir
 import torch
+from onnx_ir.passes.common import NameFixPass
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -133,7 +134,7 @@ def _quiet() -> Iterator[None]:
 
 
 @functools.cache
-def _proto(name: str) -> Any:
+def _exported(name: str) -> ir.Model:
     model, shape = model_of(name)
     with _quiet():
         program = torch.onnx.export(
@@ -147,11 +148,11 @@ def _proto(name: str) -> Any:
             verbose=False,
         )
     assert program is not None
-    proto = program.model_proto
-    name_nodes(proto)
-    return proto
+    NameFixPass()(program.model)
+    name_nodes(program.model)
+    return program.model
 
 
-def exported(name: str) -> Any:
+def exported(name: str) -> ir.Model:
     """Return a copy of the graph of a test model."""
-    return copy.deepcopy(_proto(name))
+    return _exported(name).clone()

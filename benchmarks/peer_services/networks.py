@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import torch
 from PIL import Image
 
@@ -77,7 +77,7 @@ def write_straight(bundle: Bundle, path: Path) -> None:
     """Write what users without this project run: the export of the unchanged module, which takes normalised images."""
     manifest = bundle.manifest
     model = as_released(model_from_bundle(manifest, bundle.weights_path))
-    onnx.save(straight_graph(model, manifest.image.tensor_shape, manifest.max_batch), path)
+    ir.save(straight_graph(model, manifest.image.tensor_shape, manifest.max_batch), path)
 
 
 def preprocessing(bundle: Bundle) -> dict[str, Any]:

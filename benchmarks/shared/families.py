@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import torch
 from torch import nn
 
@@ -158,7 +158,7 @@ def compiled(
     return run
 
 
-def graphs_of(family: str, names: Iterable[str], *, max_batch: int) -> dict[str, onnx.ModelProto]:
+def graphs_of(family: str, names: Iterable[str], *, max_batch: int) -> dict[str, ir.Model]:
     """Return graphs of the models of `pair`, which callers share and must not change.
 
     names: straight (exported without folding), trained and plain, each also with _fp16 or _bf16; int8 and fp8 (for
@@ -168,7 +168,7 @@ def graphs_of(family: str, names: Iterable[str], *, max_batch: int) -> dict[str,
 
 
 @lru_cache(maxsize=8)
-def _graph(family: str, name: str, max_batch: int) -> onnx.ModelProto:
+def _graph(family: str, name: str, max_batch: int) -> ir.Model:
     models = pair(family)
     generator = np.random.default_rng(7)
     shape = (8, *input_shape(models["trained"].spec))
@@ -178,13 +178,13 @@ def _graph(family: str, name: str, max_batch: int) -> onnx.ModelProto:
         "straight": lambda: straight_graph(as_released(models["trained"]), shape[1:], max_batch),
         "trained": lambda: onnx_from_model(fold(models["trained"]).model, **options),
         "plain": lambda: onnx_from_model(fold(models["plain"]).model, **options),
-        "trained_fp16": lambda: graph_from_model(models["trained"], "fp16", **options).proto,
-        "plain_fp16": lambda: graph_from_model(models["plain"], "fp16", **options).proto,
-        "trained_bf16": lambda: graph_from_model(models["trained"], "bf16", **options).proto,
-        "int8": lambda: graph_from_model(models["trained"], "int8", **options, calibration=images).proto,
+        "trained_fp16": lambda: graph_from_model(models["trained"], "fp16", **options).model,
+        "plain_fp16": lambda: graph_from_model(models["plain"], "fp16", **options).model,
+        "trained_bf16": lambda: graph_from_model(models["trained"], "bf16", **options).model,
+        "int8": lambda: graph_from_model(models["trained"], "int8", **options, calibration=images).model,
         "int8_cpu": lambda: (
-            graph_from_model(models["trained"], "int8", **options, calibration=images, for_cpu=True).proto
+            graph_from_model(models["trained"], "int8", **options, calibration=images, for_cpu=True).model
         ),
-        "fp8": lambda: graph_from_model(models["trained"], "fp8", **options, calibration=images).proto,
+        "fp8": lambda: graph_from_model(models["trained"], "fp8", **options, calibration=images).model,
     }
     return make[name]()

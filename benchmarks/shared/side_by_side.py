@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import torch
 
 from benchmarks.shared import run_card
@@ -125,7 +125,7 @@ class Family:
             self.graphs |= graphs_of(self.name, [graph], max_batch=max(BATCHES))
         path = self.folder / f"{graph}.onnx"
         if not path.exists():
-            onnx.save(self.graphs[graph], path)
+            ir.save(self.graphs[graph], path)
         return path
 
     def judged(self, name: str) -> bool:

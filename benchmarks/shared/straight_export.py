@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import onnx
+import onnx_ir as ir
 import torch
 from torch import nn
 
@@ -10,7 +10,7 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.exporting.onnx_from_model import OPSET, quiet_exporter
 
 
-def straight_graph(model: nn.Module, image_shape: tuple[int, ...], max_batch: int) -> onnx.ModelProto:
+def straight_graph(model: nn.Module, image_shape: tuple[int, ...], max_batch: int) -> ir.Model:
     """Export a module as users do: PyTorch's exporter with its optimisation, and a dynamic batch, of (C, height,
     width).
     """
@@ -27,5 +27,4 @@ def straight_graph(model: nn.Module, image_shape: tuple[int, ...], max_batch: in
         )
     if program is None:
         raise ExportError(f"the ONNX exporter of torch {torch.__version__} returned no graph")
-    proto: onnx.ModelProto = program.model_proto
-    return proto
+    return program.model

@@ -12,21 +12,20 @@ bandwidth: the bytes that a copy reads and writes per second.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gmmvit_deploy.bench._products import ProductRate, Shape, bandwidth, libraries, rate
+from gmmvit_deploy.graphs.wiring import input_of
 from gmmvit_deploy.inference.precision import SPECS, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.runner import Device
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    import onnx_ir as ir
 
     from gmmvit_deploy.bundle.artifacts import Bundle
 
@@ -74,47 +73,47 @@ class Roofline:
 
 def network_work(bundle: Bundle, batch: int) -> NetworkWork:
     """Count the work of a batch in the bundle's ``model.onnx``."""
-    import onnx
+    import onnx_ir as ir
 
-    return work_of_graph(onnx.load(bundle.onnx_path, load_external_data=False), batch)
+    return work_of_graph(ir.load(bundle.onnx_path), batch)
 
 
-def work_of_graph(proto: ModelProto, batch: int) -> NetworkWork:
+def work_of_graph(model: ir.Model, batch: int) -> NetworkWork:
     """Count the work of a batch in a float32 export.  Errors: ValueError when a shape cannot be inferred."""
-    from onnx import helper, numpy_helper
+    import onnx_ir as ir
+    from onnx_ir.passes.common import ShapeInferencePass
 
-    proto = copy.deepcopy(proto)  # its batch size becomes ``batch``
-    entry = proto.graph.input[0]
-    entry.type.tensor_type.shape.dim[0].dim_value = batch
-    shapes = _shapes(proto)
-    weights = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
-    weights |= {
-        node.output[0]: numpy_helper.to_array(node.attribute[0].t).shape
-        for node in proto.graph.node
-        if node.op_type == "Constant" and node.attribute[0].name == "value"
-    }
+    model = model.clone()
+    graph = model.graph
+    entry, answer = graph.inputs[0], graph.outputs[0]
+    entry.shape = ir.Shape([batch, *(entry.shape or ())[1:]])
+    ShapeInferencePass(strict_mode=False)(model)
     products: Counter[Shape] = Counter()
     operations = 0
-    for node in proto.graph.node:
+    for node in graph:
         if node.op_type not in ("MatMul", "Gemm", "Conv"):
             continue
-        left, right, out = (shapes.get(name) or weights.get(name) for name in (*node.input[:2], node.output[0]))
-        if left is None or right is None or out is None:
-            raise ValueError(f"{node.name}: the shapes of this node cannot be inferred")
+        left, right, out = (_sizes(value) for value in (*node.inputs[:2], node.outputs[0]))
         # Each output value of a convolution is a sum over the window of the filter and over the channels of a group.
-        inner = int(np.prod(right[1:])) if node.op_type == "Conv" else left[-1]
-        operations += 2 * int(np.prod(out)) * inner
-        if node.op_type != "Conv" and node.input[1] in weights:
-            products[int(np.prod(out[:-1])), inner, out[-1]] += 1
-    element = helper.tensor_dtype_to_np_dtype(entry.type.tensor_type.elem_type).itemsize
+        inner = prod(right[1:]) if node.op_type == "Conv" else left[-1]
+        operations += 2 * prod(out) * inner
+        if node.op_type != "Conv" and input_of(node, 1).is_initializer():
+            products[prod(out[:-1]), inner, out[-1]] += 1
     return NetworkWork(
         batch=batch,
         operations=operations,
         products=dict(products),
-        weight_values=sum(int(np.prod(shape)) for shape in weights.values()),
-        input_bytes=int(np.prod(shapes[entry.name])) * element,
-        output_bytes=int(np.prod(shapes[proto.graph.output[0].name])) * 4,
+        weight_values=sum(prod(_sizes(value)) for value in graph.initializers.values()),
+        input_bytes=int(prod(_sizes(entry)) * (entry.dtype or ir.DataType.FLOAT).itemsize),
+        output_bytes=prod(_sizes(answer)) * 4,
     )
+
+
+def _sizes(value: ir.Value | None) -> tuple[int, ...]:
+    shape = value.shape if value is not None else None
+    if value is None or shape is None or not shape.is_static():
+        raise ValueError(f"{value}: the shape of this tensor cannot be inferred")
+    return shape.numpy()
 
 
 def measured_roofline(
@@ -164,14 +163,3 @@ def measured_rooflines(
         if line is not None:
             rooflines[precision, device] = line
     return rooflines
-
-
-def _shapes(proto: ModelProto) -> dict[str, tuple[int, ...]]:
-    import onnx
-
-    inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
-    return {
-        value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
-        for value in (*inferred.value_info, *inferred.input, *inferred.output)
-        if all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
-    }

@@ -239,13 +239,6 @@ def _require_contract(bundle: Bundle, variant: Variant) -> None:
 @lru_cache(maxsize=16)
 def _problem(path: Path, sha256: str, input_name: str, outputs: tuple[str, ...], data: str) -> str:
     """Return the first difference of a graph from the contract of a bundle.  A file is read once for each hash."""
-    import onnx
-    from google.protobuf.message import DecodeError
+    from gmmvit_deploy.graphs.contract import file_problem
 
-    from gmmvit_deploy.graphs.contract import graph_problem
-
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except (OSError, ValueError, DecodeError) as exc:
-        return f"the file is not an ONNX graph: {exc}"
-    return graph_problem(model, input_name=input_name, outputs=outputs, data=data)
+    return file_problem(path, input_name=input_name, outputs=outputs, data=data)

@@ -192,10 +192,10 @@ def _folded(bundle: Bundle) -> str:
 
 
 def _fp16_missing(bundle: Bundle) -> str:
-    import onnx
+    import onnx_ir as ir
 
     try:
-        require_known_roles(onnx.load(bundle.onnx_path).graph, "fp16", what="model.onnx")
+        require_known_roles(ir.load(bundle.onnx_path).graph, "fp16", what="model.onnx")
     except ExportError as exc:
         return str(exc)
     return ""

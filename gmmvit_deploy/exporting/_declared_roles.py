@@ -25,7 +25,7 @@ from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.step import Step
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
+    import onnx_ir as ir
 
 _PIXELS = "model"  # the attribute of `PixelInput` that holds the network
 _ATTENDING: tuple[Role, ...] = ("product", "softmax")
@@ -39,24 +39,23 @@ class _Origin(NamedTuple):
     operator: str
 
 
-def _origin(node: NodeProto) -> _Origin | None:
+def _origin(node: ir.Node) -> _Origin | None:
     """Read a node's origin from the node's metadata; return None for a node that the exporter's optimiser added."""
-    notes = {note.key: note.value for note in node.metadata_props}
-    scopes = ast.literal_eval(notes.get("pkg.torch.onnx.name_scopes", "[]"))
-    classes = ast.literal_eval(notes.get("pkg.torch.onnx.class_hierarchy", "[]"))
+    scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
+    classes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.class_hierarchy", "[]"))
     if len(scopes) < 2 or not classes:
         return None
     _, _, target = str(classes[-1]).partition(".")
     return _Origin(str(scopes[-2]), target.partition(".")[0])
 
 
-def name_nodes(proto: ModelProto) -> None:
+def name_nodes(model: ir.Model) -> None:
     """Name every node after its module, for example ``blocks.0.attention/Softmax``.
 
     The lists of layers that engines report contain these names.
     """
     taken: Counter[str] = Counter()
-    for node in proto.graph.node:
+    for node in model.graph:
         origin = _origin(node)
         name = f"{_in_network(origin.module) if origin else 'model'}/{node.op_type}"
         node.name = f"{name}.{taken[name]}" if taken[name] else name
@@ -68,7 +67,7 @@ def _in_network(path: str) -> str:
     return path.removeprefix(_PIXELS).removeprefix(".") or "model"
 
 
-def declare_roles(proto: ModelProto, exported: nn.Module, *, foreign: bool = False) -> None:
+def declare_roles(model: ir.Model, exported: nn.Module, *, foreign: bool = False) -> None:
     """Write the role of every node, and the attention that the node belongs to, into the node's metadata.
 
     exported: the module that the graph was exported from.
@@ -78,16 +77,16 @@ def declare_roles(proto: ModelProto, exported: nn.Module, *, foreign: bool = Fal
     the softmax.
     """
     attentions, external = _attentions(exported), attentions_without_scores(exported)
-    guessed = guessed_roles(proto.graph) if foreign else {}
-    inferred = _inferred_attentions(proto, attentions) if foreign else {}
+    guessed = guessed_roles(model.graph) if foreign else {}
+    inferred = _inferred_attentions(model, attentions) if foreign else {}
     missing = []
-    for node in proto.graph.node:
+    for node in model.graph:
         origin = _origin(node)
-        role = _role(node, origin, exported) or guessed.get(node.name)
+        role = _role(node, origin, exported) or guessed.get(node)
         if role is None:
             missing.append(f"{node.name}: {_missing(origin, exported)}")
         else:
-            declare(node, role, attention=_attention(role, origin, attentions, external) or inferred.get(node.name))
+            declare(node, role, attention=_attention(role, origin, attentions, external) or inferred.get(node))
     if missing:
         raise ExportError(
             "expected a declared role (what the operator is for, such as softmax) for each operator; these "
@@ -95,24 +94,24 @@ def declare_roles(proto: ModelProto, exported: nn.Module, *, foreign: bool = Fal
             hint="in the Python class of the module, wrap the layer in with_role(layer, role) where the class creates "
             "the layer, or add an entry to operator_roles of the class",
         )
-    _require_products(proto, without={_in_network(path) for path in external})
+    _require_products(model, without={_in_network(path) for path in external})
 
 
-def _inferred_attentions(proto: ModelProto, answered: dict[str, AttentionScores]) -> dict[str, str]:
+def _inferred_attentions(model: ir.Model, answered: dict[str, AttentionScores]) -> dict[ir.Node, str]:
     """Map nodes to the name of their attention where no `AttentionScores` computes it, as in CaiT's talking heads."""
     paths = {_in_network(path) for path in answered}
     return {
-        node.name: name
-        for name, nodes in guessed_attentions(proto.graph)
+        node: name
+        for name, nodes in guessed_attentions(model.graph)
         if len(nodes) > 1 and name not in paths
         for node in nodes
     }
 
 
-def _require_products(proto: ModelProto, *, without: set[str]) -> None:
+def _require_products(model: ir.Model, *, without: set[str]) -> None:
     """Errors: ExportError when an attention, but those of ``without``, lacks a matrix product around its softmax."""
     broken = [
-        attention for attention in attentions_of(proto.graph) if not attention.known and attention.name not in without
+        attention for attention in attentions_of(model.graph) if not attention.known and attention.name not in without
     ]
     if broken:
         raise ExportError(
@@ -124,7 +123,7 @@ def _require_products(proto: ModelProto, *, without: set[str]) -> None:
         )
 
 
-def _role(node: NodeProto, origin: _Origin | None, exported: nn.Module) -> Role | None:
+def _role(node: ir.Node, origin: _Origin | None, exported: nn.Module) -> Role | None:
     if node.op_type in SHAPE_OPERATORS or node.op_type == "Constant":
         return "shape"
     if origin is None:

@@ -24,8 +24,8 @@ from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.openvino_times import projection_gains, relative_time
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from numpy.typing import NDArray
-    from onnx import ModelProto, NodeProto
 
     from gmmvit_deploy.bundle.gates import Gate
 
@@ -70,7 +70,7 @@ class Judge:
     def _labels(self) -> NDArray[Any] | None:
         return None if self.labels is None else self.labels[self.rows]
 
-    def row(self, graph: ModelProto) -> dict[str, Any]:
+    def row(self, graph: ir.Model) -> dict[str, Any]:
         """Return what `Gate.row`, or for features `Gate.row_of_features`, measures of a graph."""
         logits = emulated_logits(graph, self.images, name="the int8 graph")
         if not self.decides:
@@ -79,9 +79,9 @@ class Judge:
 
 
 def moved_projections(
-    plain: ModelProto,
-    projections: Sequence[NodeProto],
-    graph_with: Callable[..., ModelProto],
+    plain: ir.Model,
+    projections: Sequence[ir.Node],
+    graph_with: Callable[..., ir.Model],
     judge: Judge,
     on_progress: OnProgress,
 ) -> tuple[Forms, dict[str, Any]]:
@@ -93,7 +93,7 @@ def moved_projections(
     Errors: ExportError when the gate does not hold with a single projection in int8.
     MissingDependencyError when OpenVINO is not installed.
     """
-    names = [node.name for node in projections]
+    names = [str(node.name) for node in projections]
     rows = evenly_spaced(len(judge.images), _MAX_MEASURED)
     timed = judge.images[:_TIMED]
     errors = {}

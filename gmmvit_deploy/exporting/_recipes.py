@@ -39,7 +39,7 @@ from gmmvit_deploy.graphs.quantize import (
 )
 from gmmvit_deploy.graphs.rounding import compensated_rounding
 from gmmvit_deploy.graphs.smoothing import smoothed
-from gmmvit_deploy.graphs.wiring import Wiring
+from gmmvit_deploy.graphs.wiring import input_of, stored
 from gmmvit_deploy.images.data.images import evenly_spaced
 from gmmvit_deploy.inference.cores import cpu_name
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
@@ -48,8 +48,8 @@ from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 from gmmvit_deploy.tolerances import signal_to_noise_db
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from numpy.typing import NDArray
-    from onnx import ModelProto
 
     from gmmvit_deploy.inference.precision import Precision
 
@@ -79,7 +79,7 @@ class _Workshop:
 
     def __init__(
         self,
-        proto: ModelProto,
+        model: ir.Model,
         measured: Sequence[NDArray[Any]],
         judged: NDArray[Any],
         *,
@@ -87,24 +87,24 @@ class _Workshop:
         types: Precision,
         over_images: bool,
     ) -> None:
-        self._proto, self._measured, self._judged = proto, measured, judged
+        self._model, self._measured, self._judged = model, measured, judged
         self._zero_points, self._types, self._over_images = zero_points, types, over_images
-        self._plain = calibrate(proto, measured, moments=True)
-        self._reference = emulated_logits(proto, judged, name="the float32 graph")
-        self._of_strength: dict[float, tuple[ModelProto, Calibration]] = {0.0: (proto, self._plain)}
+        self._plain = calibrate(model, measured, moments=True)
+        self._reference = emulated_logits(model, judged, name="the float32 graph")
+        self._of_strength: dict[float, tuple[ir.Model, Calibration]] = {0.0: (model, self._plain)}
         self._rounded: dict[float, dict[str, NDArray[Any]]] = {}
 
     @property
     def images(self) -> int:
         return self._plain.images
 
-    def graph(self, recipe: Recipe) -> tuple[ModelProto, dict[str, tuple[float, float]]]:
+    def graph(self, recipe: Recipe) -> tuple[ir.Model, dict[str, tuple[float, float]]]:
         """Return (the quantised graph, the range of each activation)."""
-        proto, calibration = self._smooth(recipe.smoothing)
+        model, calibration = self._smooth(recipe.smoothing)
         ranges = dict(ranges_of(calibration, recipe.ranges))
         rounded = self._round(recipe.smoothing) if recipe.rounding == "compensated" else None
         graph = quantize_graph(
-            proto,
+            model,
             "int8",
             ranges,
             zero_points=self._zero_points,
@@ -126,29 +126,30 @@ class _Workshop:
             for other in set(known) - {strength, 0.0}:
                 del known[other]
 
-    def _smooth(self, strength: float) -> tuple[ModelProto, Calibration]:
+    def _smooth(self, strength: float) -> tuple[ir.Model, Calibration]:
         if strength not in self._of_strength:
             channels = {name: observed.channels for name, observed in self._plain.observed.items()}
-            proto, factors = smoothed(self._proto, channels, strength)
-            calibration = calibrate(proto, self._measured)
+            model, factors = smoothed(self._model, channels, strength)
+            calibration = calibrate(model, self._measured)
             for name, observed in calibration.observed.items():
                 moments = self._plain.observed[name].moments
                 if moments is not None and name in factors:
                     moments = moments / (factors[name][:, None] * factors[name])
                 observed.moments = moments
-            self._of_strength[strength] = proto, calibration
+            self._of_strength[strength] = model, calibration
         return self._of_strength[strength]
 
     def _round(self, strength: float) -> dict[str, NDArray[Any]]:
         """Return the compensated integers of each weight of a matrix product; convolutions are rounded to nearest."""
         if strength not in self._rounded:
-            proto, calibration = self._smooth(strength)
-            wiring, rounded = Wiring(proto.graph), {}
-            for node in projections_of(proto.graph):
-                moments = calibration.observed[node.input[0]].moments
-                if node.op_type != "Conv" and node.input[1] not in rounded and moments is not None:
-                    matrix = weight_matrix(node, wiring.stored(node.input[1]))
-                    rounded[node.input[1]] = compensated_rounding(
+            model, calibration = self._smooth(strength)
+            rounded: dict[str, NDArray[Any]] = {}
+            for node in projections_of(model.graph):
+                activation, weight = (str(input_of(node, index).name) for index in (0, 1))
+                moments = calibration.observed[activation].moments
+                if node.op_type != "Conv" and weight not in rounded and moments is not None:
+                    matrix = weight_matrix(node, stored(node.inputs[1]))
+                    rounded[weight] = compensated_rounding(
                         matrix, moments, weight_scales(matrix, "int8"), largest=grid_of("int8").largest
                     )
             self._rounded[strength] = rounded
@@ -156,7 +157,7 @@ class _Workshop:
 
 
 def quantized_by_choice(
-    proto: ModelProto,
+    model: ir.Model,
     batches: Iterable[NDArray[Any]],
     *,
     zero_points: bool,
@@ -165,10 +166,10 @@ def quantized_by_choice(
     recipe: Recipe | None = None,
     judge_from: Callable[..., Judge] | None = None,
     on_progress: OnProgress = ignore,
-) -> tuple[ModelProto, dict[str, Any]]:
+) -> tuple[ir.Model, dict[str, Any]]:
     """Return the int8 graph of the best recipe, and notes for the record of the variant.
 
-    proto: the float32 graph.  batches: the calibration images, in the form of the graph's input.
+    model: the float32 graph.  batches: the calibration images, in the form of the graph's input.
     zero_points: True for a graph for CPUs.  types: the precision of the operators that are not quantised, to which the
     caller casts the graph.  over_images: as in `signal_to_noise_db`, True for a multi-label network.
     recipe: the recipe that another graph of the network already chose; None tries several.
@@ -180,11 +181,11 @@ def quantized_by_choice(
     measured, images, rows = _divided(batches, _JUDGED_SHARE if judge_from is None else JUDGED_SHARE_OF_GATE)
     judge = None
     if judge_from is not None:
-        reference = emulated_logits(proto, images, name="the float32 graph")
+        reference = emulated_logits(model, images, name="the float32 graph")
         judge = judge_from(images=images, rows=rows, reference=reference)
     judged = images[evenly_spaced(len(images), _MAX_JUDGED)]
     on_progress(Progress("calibrate int8"))
-    workshop = _Workshop(proto, measured, judged, zero_points=zero_points, types=types, over_images=over_images)
+    workshop = _Workshop(model, measured, judged, zero_points=zero_points, types=types, over_images=over_images)
     scores: dict[Recipe, float] = {}
 
     def best() -> Recipe:
@@ -207,13 +208,13 @@ def quantized_by_choice(
         score([recipe])
     chosen = best()
     if recipe is None and zero_points:  # for CPUs; TensorRT has no dynamic form
-        score([replace(chosen, dynamic=tuple(can_be_dynamic(projections_of(proto.graph))))])
+        score([replace(chosen, dynamic=tuple(can_be_dynamic(projections_of(model.graph))))])
     notes: dict[str, Any] = {}
     if judge is not None and recipe is None:
         static = chosen
         moved, notes = moved_projections(
-            proto,
-            projections_of(proto.graph),
+            model,
+            projections_of(model.graph),
             lambda **forms: workshop.graph(replace(static, **forms))[0],
             judge,
             on_progress,

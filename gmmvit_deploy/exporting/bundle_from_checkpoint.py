@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -48,6 +48,9 @@ from gmmvit_deploy.runtimes.programs.image_batches import require_images
 from gmmvit_deploy.runtimes.programs.memory import available_bytes, release_memory
 from gmmvit_deploy.runtimes.runners.open import proof_programs
 from gmmvit_deploy.tolerances import Noise, limit_from_stored
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 __all__ = ["ExportOptions", "bundle_from_checkpoint"]
 
@@ -130,14 +133,13 @@ def bundle_from_checkpoint(
         folded = fold(loaded.model, in_place=True)
         begin(3)
         inside = image if options.input_kind == "pixels" else None
-        proto = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
-        masks, biases = prove_folded(proto, folded.masks, folded.biases, foreign=folded.model.foreign)
+        graph = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
+        masks, biases = prove_folded(graph.graph, folded.masks, folded.biases, foreign=folded.model.foreign)
         notes = {"gmmvit.checkpoint_sha256": loaded.file.sha256}
         notes |= {f"gmmvit.mask_sha256.{mask.layer}": mask.constant_sha256 for mask in masks}
-        for key, value in notes.items():
-            proto.metadata_props.add(key=key, value=value)
-        _free_parameters(folded.model)  # the graph has the weights
-        write_graph(proto, folder / artifacts.MODEL_FILE)
+        graph.metadata_props.update(notes)
+        write_graph(graph, folder / artifacts.MODEL_FILE)
+        _free_weights(folded.model, graph.graph)
         unproven = Manifest(
             spec=loaded.spec,
             trainable_parameters=trainable_parameters,
@@ -166,7 +168,7 @@ def bundle_from_checkpoint(
             versions=artifacts.tool_versions(*family_of(loaded.spec).distributions),
             files={file.name: sha256_of_file(file) for file in sorted(folder.iterdir())},
         )
-        del proto
+        del graph
         release_memory()
         begin(4)
         parity, proven = _proven(Bundle(path=folder, manifest=unproven), loaded, noises)
@@ -263,10 +265,12 @@ def _output_records(golden: GoldenSet, model: Model) -> tuple[OutputRecord, ...]
     )
 
 
-def _free_parameters(model: Model) -> None:
-    """Free the memory of a model, which can no longer be used: the rewrite rules of onnxscript keep the last graph."""
+def _free_weights(model: Model, graph: ir.Graph) -> None:
+    """Free the memory of a network that can no longer be used: the rewrite rules of onnxscript keep the last graph."""
     for parameter in model.parameters():
         parameter.data = parameter.data.new_empty(0)
+    for value in graph.initializers.values():
+        value.const_value = None
 
 
 def _proven(bundle: Bundle, loaded: LoadedCheckpoint, noises: tuple[Noise, ...]) -> tuple[dict[str, float], Proven]:

@@ -38,8 +38,8 @@ from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
 from gmmvit_deploy.wrong_labels import wrong_labels
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from numpy.typing import NDArray
-    from onnx import ModelProto
 
     from gmmvit_deploy.bundle.gates import Gate
     from gmmvit_deploy.exporting._recipes import Recipe
@@ -52,14 +52,14 @@ if TYPE_CHECKING:
 class PreparedGraph:
     """A graph in a given precision that is not yet written to a file, with data for its record.
 
-    proto: the graph, which is strongly typed: the types of a node's inputs determine the type of the computation.
+    model: the graph, which is strongly typed: the types of a node's inputs determine the type of the computation.
     folded: the folded model that the graph was exported from.
     constants: layer → name of the layer's mask in the graph.
     mask_sha256: layer → SHA-256 of the bytes of the layer's mask in the graph.
     calibration: the field ``calibration`` of `VariantRecord`; None without calibration.
     """
 
-    proto: ModelProto
+    model: ir.Model
     folded: FoldedModel
     constants: dict[str, str]
     mask_sha256: dict[str, str]
@@ -109,8 +109,7 @@ def prepared_graph(
     )
     if calibration is not None and prepared.calibration is not None:
         prepared.calibration.update(calibration.record())
-    for key, value in (("gmmvit.bundle_sha256", bundle.sha256), ("gmmvit.precision", precision)):
-        prepared.proto.metadata_props.add(key=key, value=value)
+    prepared.model.metadata_props.update({"gmmvit.bundle_sha256": bundle.sha256, "gmmvit.precision": precision})
     return prepared
 
 
@@ -146,15 +145,14 @@ def graph_from_model(
     """
     types: Precision = "fp32" if for_cpu else precision
     folded = _folded(model, precision, padded=padded, for_cpu=for_cpu)
-    proto = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
-    require_known_roles(proto.graph, precision, what=what)
-    records, _ = prove_folded(proto, folded.masks, folded.biases, foreign=folded.model.foreign)
+    graph = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
+    require_known_roles(graph.graph, precision, what=what)
+    records, _ = prove_folded(graph.graph, folded.masks, folded.biases, foreign=folded.model.foreign)
     notes: dict[str, Any] | None = None
-    shapes = list(proto.graph.value_info)
     if calibration is not None:
         if precision == "int8":
-            proto, notes = quantized_by_choice(
-                proto,
+            graph, notes = quantized_by_choice(
+                graph,
                 calibration,
                 zero_points=for_cpu,
                 types=types,
@@ -164,19 +162,16 @@ def graph_from_model(
                 on_progress=on_progress,
             )
         else:
-            measured = calibrate(proto, calibration)
+            measured = calibrate(graph, calibration)
             ranges = ranges_of(measured, "extremes")
-            proto = quantize_graph(proto, precision, ranges)
+            graph = quantize_graph(graph, precision, ranges)
             notes = {"images": measured.images, "ranges": {name: list(both) for name, both in ranges.items()}}
     elif precision == "int8":
-        proto = quantize_graph(proto, "int8", None)
-    proto = cast_graph(proto, types)
-    if types == "fp32":  # quantisation and cast change neither the type nor the shape of a tensor that they keep
-        kept = {name for node in proto.graph.node for name in node.output}
-        proto.graph.value_info.extend(value for value in shapes if value.name in kept)
-    constants, hashes = prove_masks(proto, folded.masks, records, types)
+        graph = quantize_graph(graph, "int8", None)
+    graph = cast_graph(graph, types)
+    constants, hashes = prove_masks(graph.graph, folded.masks, records, types)
     return PreparedGraph(
-        proto=proto,
+        model=graph,
         folded=folded,
         constants=constants,
         mask_sha256=hashes,
@@ -232,7 +227,7 @@ def _judge_from(bundle: Bundle, gate: Gate, calibration: ImageBatches) -> Callab
     return judge
 
 
-def quantised_again(bundle: Bundle, record: VariantRecord, stored: ModelProto) -> ModelProto:
+def quantised_again(bundle: Bundle, record: VariantRecord, stored: ir.Model) -> ir.Model:
     """Quantise the bundle's network as a record says, with weights rounded to nearest.
 
     The graph for CPUs was made from ``model.onnx``; for the graph for GPUs, the network is exported again.
@@ -240,25 +235,25 @@ def quantised_again(bundle: Bundle, record: VariantRecord, stored: ModelProto) -
     """
     calibration = record.calibration or {}
     recipe = calibration.get("recipe", {})
-    proto = _before_quantization(bundle, record)
+    graph = _before_quantization(bundle, record)
     if recipe.get("smoothing"):
-        proto = smoothed_by(proto, factors_between(proto.graph, stored.graph))
-    proto = quantize_graph(
-        proto,
+        graph = smoothed_by(graph, factors_between(graph.graph, stored.graph))
+    graph = quantize_graph(
+        graph,
         record.precision,
         calibration.get("ranges"),
         zero_points=bool(record.form),
         float32=recipe.get("float32", ()),
         dynamic=recipe.get("dynamic", ()),
     )
-    return cast_graph(proto, "fp32" if record.form else record.precision)
+    return cast_graph(graph, "fp32" if record.form else record.precision)
 
 
-def _before_quantization(bundle: Bundle, record: VariantRecord) -> ModelProto:
-    import onnx
+def _before_quantization(bundle: Bundle, record: VariantRecord) -> ir.Model:
+    import onnx_ir as ir
 
     if record.form:
-        return onnx.load(bundle.onnx_path)
+        return ir.load(bundle.onnx_path)
     manifest = bundle.manifest
     model = model_from_bundle(manifest, bundle.weights_path)
     padded = pad_heads.__name__ in record.passes

@@ -20,8 +20,8 @@ from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.exporting._declared_roles import declare_roles, name_nodes
 from gmmvit_deploy.exporting._numeric_proof import DYNAMIC_BATCH_HINT
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
-from gmmvit_deploy.graphs.exported import fold_constants, light_proto, optimize_exactly, put_weights
-from gmmvit_deploy.graphs.no_ops import without_no_ops
+from gmmvit_deploy.graphs.exported import fold_constants, optimize_exactly
+from gmmvit_deploy.graphs.no_ops import remove_no_ops
 from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.inference.precision import Role
@@ -29,8 +29,8 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import input_shape
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from numpy.typing import NDArray
-    from onnx import ModelProto, ValueInfoProto
 
 OPSET = 20  # the first opset with Gelu; LayerNormalization exists since opset 17
 _GRAPHS = ("def forward(", "class GraphModule")
@@ -68,7 +68,7 @@ class PixelInput(nn.Module):
         return answers
 
 
-def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch: int) -> ModelProto:
+def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch: int) -> ir.Model:
     """Export a folded model to an ONNX graph with the outputs of the model (float32) and a dynamic batch B.
 
     preprocessing: with an `ImageSpec`, the input of the graph is ``pixels`` (uint8, B × height × width × channels), and
@@ -113,17 +113,13 @@ def onnx_from_model(model: Model, *, preprocessing: ImageSpec | None, max_batch:
         with quiet_exporter():
             optimize_exactly(graph)
             fold_constants(graph)
-    proto, weights = light_proto(graph)
-    del program, graph
-    require_dynamic_batch(proto)
-    if model.foreign:
-        proto = without_no_ops(proto)
-    name_nodes(proto)
-    declare_roles(proto, module, foreign=model.foreign)
-    proto = split_stacked_projections(proto)
-    put_weights(proto, weights)
-    _strip_traces(proto)
-    return proto
+        remove_no_ops(graph)
+    require_dynamic_batch(graph)
+    name_nodes(graph)
+    declare_roles(graph, module, foreign=model.foreign)
+    split_stacked_projections(graph)
+    _strip_traces(graph)
+    return graph
 
 
 def _adaptive_pooling(x: Any, output_size: Sequence[int]) -> Any:
@@ -157,52 +153,39 @@ def _means_of_windows(size: int, output: int) -> NDArray[np.float32]:
     return matrix
 
 
-def _strip_traces(proto: ModelProto) -> None:
+def _strip_traces(model: ir.Model) -> None:
     """Remove the exporter's metadata, which contains paths on this machine and differs between runs of the exporter."""
-    del proto.metadata_props[:]
-    for part in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output):
-        del part.metadata_props[:]
-    for node in proto.graph.node:
-        kept = [(note.key, note.value) for note in node.metadata_props if note.key in (ROLE_KEY, ATTENTION_KEY)]
-        del node.metadata_props[:]
-        for key, value in kept:
-            node.metadata_props.add(key=key, value=value)
-        node.ClearField("doc_string")
-    for initializer in proto.graph.initializer:
-        initializer.ClearField("doc_string")
-        del initializer.metadata_props[:]
-    del proto.graph.metadata_props[:]
+    graph = model.graph
+    values = [*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)]
+    for metadata in (model.metadata_props, graph.metadata_props, *(value.metadata_props for value in values)):
+        metadata.clear()
+    for node in graph:
+        for key in node.metadata_props.keys() - {ROLE_KEY, ATTENTION_KEY}:
+            del node.metadata_props[key]
+        node.doc_string = None
 
 
-def require_dynamic_batch(proto: ModelProto) -> None:
+def require_dynamic_batch(model: ir.Model) -> None:
     """Check that the first dimension of each input and output of the graph has a name and no fixed size.
 
     The exporter traces a model with two images, and the batch of some models comes out fixed at 2.
     Errors: ExportError that names an input or output with a fixed batch, or whose batches have different names.
     """
-    constants = {tensor.name for tensor in proto.graph.initializer}
-    values = [value for value in (*proto.graph.input, *proto.graph.output) if value.name not in constants]
     batches = set()
-    for value in values:
-        dims = value.type.tensor_type.shape.dim
-        batches.add(batch := dims[0].dim_param if dims else "")
-        if not batch:
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        if not value.shape or value.shape.is_static(0) or value.shape.is_unknown_dim(0):
             raise ExportError(
                 f"the exported graph has a fixed batch: expected a dynamic first dimension of {value.name}, got "
-                f"{_shape(value)}",
+                f"{value.shape}",
                 hint=DYNAMIC_BATCH_HINT,
             )
+        batches.add(value.shape[0])
     if len(batches) > 1:
-        shapes = ", ".join(f"{value.name} {_shape(value)}" for value in values)
+        shapes = ", ".join(f"{value.name} {value.shape}" for value in (*model.graph.inputs, *model.graph.outputs))
         raise ExportError(
             f"expected the same batch in the inputs and outputs of the exported graph, got {shapes}",
             hint=DYNAMIC_BATCH_HINT,
         )
-
-
-def _shape(value: ValueInfoProto) -> str:
-    dims = [dim.dim_param or dim.dim_value or "?" for dim in value.type.tensor_type.shape.dim]
-    return f"({', '.join(map(str, dims))})"
 
 
 def _reason_of_exporter(exc: Exception) -> str:

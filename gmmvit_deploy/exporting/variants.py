@@ -39,7 +39,7 @@ from gmmvit_deploy.runtimes.runners.speed import measured_speed
 from gmmvit_deploy.tolerances import limit_from_stored
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    import onnx_ir as ir
 
     from gmmvit_deploy.bundle.gates import Gate
     from gmmvit_deploy.exporting._recipes import Recipe
@@ -240,7 +240,7 @@ def _recorded(
 ) -> VariantRecord:
     """Write a graph to ``folder`` and measure it.  Returns the graph's record."""
     path = folder / Path(graph_file(precision, form)).name
-    write_graph(prepared.proto, path)
+    write_graph(prepared.model, path)
     hashes = [sha256_of_file(file) for file in files_of(path)]
     record = VariantRecord(
         precision=precision,
@@ -253,7 +253,7 @@ def _recorded(
         mask_sha256=prepared.mask_sha256,
         masks=tuple(changes_of(prepared.folded.masks, "fp32" if form else precision)),
         calibration=prepared.calibration,
-        golden=_measured(bundle, prepared.proto, precision, path.name),
+        golden=_measured(bundle, prepared.model, precision, path.name),
         versions=tool_versions("openvino"),
     )
     variant = Variant(precision=precision, path=path, sha256=hashes[0], record=record)
@@ -293,13 +293,13 @@ def _proven(bundle: Bundle, variant: Variant, recorded: float) -> dict[str, dict
     }
 
 
-def _measured(bundle: Bundle, proto: ModelProto, precision: Precision, file: str) -> dict[str, float]:
+def _measured(bundle: Bundle, model: ir.Model, precision: Precision, file: str) -> dict[str, float]:
     """Return the field ``golden`` of the record.  Errors: ExportError when a logit is not finite."""
-    import onnx
+    import onnx_ir as ir
 
     inputs, outputs = bundle.golden_rows()
     golden = next(iter(outputs.values()))
-    logits, *features = emulated_outputs(proto, inputs, name=file)
+    logits, *features = emulated_outputs(model, inputs, name=file)
     if not np.isfinite(logits).all():
         raise ExportError(
             f"{bundle.path}: the logits in {precision} are not finite, because a value exceeds the range of the "
@@ -314,9 +314,9 @@ def _measured(bundle: Bundle, proto: ModelProto, precision: Precision, file: str
         # Random images differ more from the calibration images than golden images do, so the golden inputs do not show
         # how far their outputs are from those of the float32 graph.
         random = fresh_inputs(bundle, RANDOM)
-        plain = emulated_outputs(onnx.load(bundle.onnx_path), random, name=bundle.onnx_path.name)
+        plain = emulated_outputs(ir.load(bundle.onnx_path), random, name=bundle.onnx_path.name)
         names = ("random_largest_abs", "random_features_largest_abs")
-        for name, here, there in zip(names, emulated_outputs(proto, random, name=file), plain, strict=False):
+        for name, here, there in zip(names, emulated_outputs(model, random, name=file), plain, strict=False):
             also[name] = float(np.abs(here - there).max())
     return {
         **also,

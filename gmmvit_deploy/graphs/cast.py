@@ -15,11 +15,11 @@ import numpy as np
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare, declared_attention
 from gmmvit_deploy.graphs.roles import roles_of
-from gmmvit_deploy.graphs.wiring import copy_of, rewrite_graph
-from gmmvit_deploy.inference.precision import ROLES, ElementType, Precision, element_type
+from gmmvit_deploy.graphs.wiring import add_constant, remove_unused, stored
+from gmmvit_deploy.inference.precision import ROLES, ElementType, Precision, Role, element_type
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto, TensorProto
+    import onnx_ir as ir
 
 _FIRST_BF16_OPSET = 22
 
@@ -31,117 +31,112 @@ def numpy_type(kind: ElementType) -> Any:
     return {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[kind]
 
 
-def cast_graph(proto: ModelProto, precision: Precision) -> ModelProto:
+def cast_graph(model: ir.Model, precision: Precision) -> ir.Model:
     """Return a new graph in this precision, whose inputs and outputs have the same data types as before.
 
     Errors: ExportError when a declared role is not in the policy, when a finite constant overflows in its new type, or
     when an output would not be float32.
     """
-    return _Cast(proto, {role: element_type(role, precision) for role in ROLES if role != "shape"}).run()
+    out = model.clone()
+    types: dict[Role, ElementType] = {role: element_type(role, precision) for role in ROLES if role != "shape"}
+    _Cast(out.graph, types).run()
+    if "bfloat16" in types.values():
+        # Opset 22 is the first with bfloat16 convolutions. Opsets 21 and 22 change no other operator of the graphs.
+        out.opset_imports[""] = max(_FIRST_BF16_OPSET, out.opset_imports[""])
+    remove_unused(out)
+    return out
 
 
 class _Cast:
-    def __init__(self, proto: ModelProto, types: Mapping[str, ElementType]) -> None:
-        from onnx import TensorProto
+    def __init__(self, graph: ir.Graph, types: Mapping[Role, ElementType]) -> None:
+        import onnx_ir as ir
 
-        self._onnx_types = {
-            "float32": TensorProto.FLOAT,
-            "float16": TensorProto.FLOAT16,
-            "bfloat16": TensorProto.BFLOAT16,
-        }
-        self._proto = proto
+        self._graph = graph
         self._types = types
-        self._roles = roles_of(proto.graph)
-        self._floats = {
-            constant.name: constant for constant in proto.graph.initializer if constant.data_type == TensorProto.FLOAT
+        self._roles = roles_of(graph)
+        self._floats = {value for value in graph.initializers.values() if value.dtype == ir.DataType.FLOAT}
+        self._cast: dict[tuple[ir.Value, ElementType], ir.Value] = {}
+        self._kinds: dict[ir.Value, ElementType] = {
+            value: "float32" for value in graph.inputs if value.dtype == ir.DataType.FLOAT
         }
-        self._constants: dict[str, TensorProto] = {}
-        self._kinds: dict[str, ElementType] = {
-            value.name: "float32"
-            for value in proto.graph.input
-            if value.type.tensor_type.elem_type == TensorProto.FLOAT
-        }
-        self._nodes: list[NodeProto] = []
-        self._image = {value.name for value in proto.graph.input}  # the image, and the image scaled or rearranged
-        self._attentions = {name: declared_attention(node) for node in proto.graph.node for name in node.output}
+        self._image: set[ir.Value | None] = set(graph.inputs)  # the image, and the image scaled or rearranged
 
-    def run(self) -> ModelProto:
-        out = copy_of(self._proto)
-        for node in out.graph.node:
-            self._add(node)
-        for result in out.graph.output:
-            if self._kinds[result.name] != "float32":
-                raise ExportError(f"output {result.name}: expected float32, got {self._kinds[result.name]}")
-        others = [constant for constant in out.graph.initializer if constant.name not in self._floats]
-        rewrite_graph(out.graph, self._nodes, [*others, *self._constants.values()])
-        if "bfloat16" in self._types.values():
-            # Opset 22 is the first with bfloat16 convolutions. Opsets 21 and 22 change no other operator of the graphs.
-            out.opset_import[0].version = max(_FIRST_BF16_OPSET, out.opset_import[0].version)
-        return out
+    def run(self) -> None:
+        for node in self._graph:
+            self._cast_node(node)
+        for result in self._graph.outputs:
+            if self._kinds[result] != "float32":
+                raise ExportError(f"output {result.name}: expected float32, got {self._kinds[result]}")
 
-    def _add(self, node: NodeProto) -> None:
+    def _cast_node(self, node: ir.Node) -> None:
         kind = self._kind(node)
         if kind is not None:
-            inputs = [self._as(name, kind, reader=node) for name in node.input]
-            del node.input[:]
-            node.input.extend(inputs)
+            for index, value in enumerate(node.inputs):
+                if value is not None:
+                    node.replace_input_with(index, self._as(value, kind, reader=node))
             if node.op_type != "QuantizeLinear":
-                self._kinds.update(dict.fromkeys(node.output, kind))
-        self._nodes.append(node)
-        if self._roles[node.name] in ("shape", "input") and self._image.intersection(node.input):
-            self._image.update(node.output)
+                for output in node.outputs:
+                    output.type = _tensor_type(kind)
+                    self._kinds[output] = kind
+        if self._roles[node] in ("shape", "input") and self._image.intersection(node.inputs):
+            self._image.update(node.outputs)
 
-    def _kind(self, node: NodeProto) -> ElementType | None:
+    def _kind(self, node: ir.Node) -> ElementType | None:
         """Return the data type that the node computes in, or None if its inputs are not cast."""
-        role = self._roles[node.name]
+        role = self._roles[node]
         if role == "input" and node.op_type == "Cast":
-            self._kinds[node.output[0]] = "float32"
+            self._kinds[node.outputs[0]] = "float32"
             return None
         if role != "shape":
             return self._types[role]
         if node.op_type == "Shape":
             return None
-        handed = [self._kinds[name] for name in node.input if name in self._kinds]
+        handed = [self._kinds[value] for value in node.inputs if value in self._kinds]
         if handed:
             return handed[0]
         # A shape node reads only one floating-point constant: the class token, which the node repeats for the batch.
-        return self._types["residual"] if any(name in self._floats for name in node.input) else None
+        return self._types["residual"] if self._floats.intersection(node.inputs) else None
 
-    def _as(self, name: str, kind: ElementType, *, reader: NodeProto) -> str:
-        """Return the name of the tensor in a data type.  A Cast between two nodes of an attention belongs to it."""
-        if name in self._floats:
-            return self._constant(name, kind)
-        if self._kinds.get(name, kind) == kind:
-            return name
-        cast = f"{name}.{kind}"
-        if cast not in self._kinds:
-            from onnx import helper
+    def _as(self, value: ir.Value, kind: ElementType, *, reader: ir.Node) -> ir.Value:
+        """Return a tensor in a data type.  A Cast between two nodes of an attention belongs to it."""
+        if self._kinds.get(value, "float32" if value in self._floats else kind) == kind:
+            return value
+        if (value, kind) not in self._cast:
+            make = self._constant if value in self._floats else self._computed
+            self._cast[value, kind] = make(value, kind, reader)
+        return self._cast[value, kind]
 
-            node = helper.make_node("Cast", [name], [cast], name=f"{cast}/Cast", to=self._onnx_types[kind])
-            attention = declared_attention(reader)
-            inside = attention if attention == self._attentions.get(name) else None
-            self._nodes.append(declare(node, "input" if name in self._image else "shape", attention=inside))
-            if name in self._image:
-                self._image.add(cast)
-            self._kinds[cast] = kind
-        return cast
+    def _computed(self, value: ir.Value, kind: ElementType, reader: ir.Node) -> ir.Value:
+        import onnx_ir as ir
 
-    def _constant(self, name: str, kind: ElementType) -> str:
-        from onnx import numpy_helper
+        out = ir.Value(name=f"{value.name}.{kind}", shape=value.shape, type=_tensor_type(kind))
+        node = ir.node("Cast", [value], {"to": out.dtype}, name=f"{out.name}/Cast", outputs=[out])
+        reader.prepend(node)
+        attention, maker = declared_attention(reader), value.producer()
+        inside = attention if maker is not None and attention == declared_attention(maker) else None
+        declare(node, "input" if value in self._image else "shape", attention=inside)
+        if value in self._image:
+            self._image.add(out)
+        self._kinds[out] = kind
+        return out
 
-        cast = name if kind == "float32" else f"{name}.{kind}"
-        if cast not in self._constants:
-            values = numpy_helper.to_array(self._floats[name])
-            with np.errstate(over="ignore"):
-                rounded = values.astype(numpy_type(kind))
-            held = rounded.astype(np.float32)
-            # A constant may contain −∞, which excludes entries of the scores from the softmax. A finite value must
-            # remain finite.
-            if not (np.isfinite(held) | (np.isneginf(values) & np.isneginf(held))).all():
-                largest = np.abs(values[~np.isneginf(values)]).max()
-                raise ExportError(
-                    f"constant {name}: the largest value, {largest:.3g}, exceeds the range of {kind}",
-                    hint="type --precision bf16: bfloat16 has the range of float32",
-                )
-            self._constants[cast] = numpy_helper.from_array(rounded, cast)
-        return cast
+    def _constant(self, value: ir.Value, kind: ElementType, reader: ir.Node) -> ir.Value:
+        values = stored(value)
+        with np.errstate(over="ignore"):
+            rounded = values.astype(numpy_type(kind))
+        held = rounded.astype(np.float32)
+        # A constant may contain −∞, which excludes entries of the scores from the softmax. A finite value must remain
+        # finite.
+        if not (np.isfinite(held) | (np.isneginf(values) & np.isneginf(held))).all():
+            largest = np.abs(values[~np.isneginf(values)]).max()
+            raise ExportError(
+                f"constant {value.name}: the largest value, {largest:.3g}, exceeds the range of {kind}",
+                hint="type --precision bf16: bfloat16 has the range of float32",
+            )
+        return add_constant(self._graph, f"{value.name}.{kind}", rounded)
+
+
+def _tensor_type(kind: ElementType) -> ir.TensorType:
+    import onnx_ir as ir
+
+    return ir.TensorType(ir.DataType.from_numpy(np.dtype(numpy_type(kind))))

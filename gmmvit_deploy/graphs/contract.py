@@ -7,39 +7,51 @@ rounds without a way to stop it, and reads the weights of a graph from any file 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+    import onnx_ir as ir
 
 _LOOPS = ("Loop", "Scan")
 _MAX_LEVELS = 8
 """The maximum depth of graphs inside nodes. Exports write none."""
 
 
-def graph_problem(model: ModelProto, *, input_name: str, outputs: Sequence[str], data: str = "") -> str:
-    """Return the first difference from the contract of a bundle's graph; empty if there is no difference.
+def file_problem(path: Path, *, input_name: str, outputs: Sequence[str], data: str = "") -> str:
+    """Return the first difference of a file from the contract of a bundle's graph; empty if there is no difference.
 
     input_name: the name of the network's input.  outputs: the names of the network's outputs.
     data: the name of the file of the bundle that holds weights of this graph, or "" if the graph holds them.
     """
+    import onnx_ir as ir
+
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns of tensors that no node computes, as runtimes do
+    try:
+        model = ir.load(path)
+    except Exception as exc:  # onnx and onnx_ir raise exceptions of any class for a malformed file
+        cause: BaseException = exc
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        return f"the file is not an ONNX graph: {cause}"
     graph = model.graph
-    constants = {tensor.name for tensor in graph.initializer}
-    inputs = [value.name for value in graph.input if value.name not in constants]
+    inputs = [str(value.name) for value in graph.inputs if not value.is_initializer()]
     if inputs != [input_name]:
         return f"expected the input {input_name}, got {_listed(inputs)}"
-    names = [value.name for value in graph.output]
+    names = [str(value.name) for value in graph.outputs]
     if names != list(outputs):
         return f"expected the outputs {_listed(outputs)}, got {_listed(names)}"
-    for value in (*graph.input, *graph.output):
-        if problem := _shape_problem(value):
+    for value in (*graph.inputs, *graph.outputs):
+        if problem := _type_problem(value):
             return f"{problem} of {value.name}"
-    for tensor in graph.initializer:
-        if tensor.data_location == tensor.EXTERNAL and (not data or _location(tensor) != data):
+    for name, value in graph.initializers.items():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor) and (not data or tensor.location != data):
             place = f"in the graph or in {data}" if data else "in the graph"
-            return f"expected all weights {place}, got the tensor {tensor.name!r} in another file"
-    for node, level in _nodes([*graph.node, *(node for function in model.functions for node in function.node)]):
+            return f"expected all weights {place}, got the tensor {name!r} in another file"
+    for node, level in _nodes([*graph, *(node for function in model.functions.values() for node in function)]):
         if node.op_type in _LOOPS:
             return f"expected no loop, got the operator {node.op_type} ({node.name or 'without a name'})"
         if level > _MAX_LEVELS:
@@ -47,37 +59,36 @@ def graph_problem(model: ModelProto, *, input_name: str, outputs: Sequence[str],
     return ""
 
 
-def _location(tensor: TensorProto) -> str:
-    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+def _type_problem(value: ir.Value) -> str:
+    import onnx_ir as ir
 
-
-def _shape_problem(value: ValueInfoProto) -> str:
-    if not value.type.HasField("tensor_type"):
-        return f"expected a tensor, got {value.type.WhichOneof('value') or 'no type'} as the type"
-    tensor = value.type.tensor_type
-    if not tensor.HasField("shape"):  # runtimes infer the shape
-        return ""
-    shape = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in tensor.shape.dim]
-    if len(shape) < 2 or any(isinstance(size, int) and size < 1 for size in shape):
+    if not isinstance(value.type, ir.TensorType):
+        return f"expected a tensor, got {value.type} as the type"
+    shape = value.shape
+    # A runtime infers a shape that is not stated.
+    if shape is not None and (len(shape) < 2 or any(isinstance(size, int) and size < 1 for size in shape)):
         return f"expected a batch and sizes from 1, got {shape} as the shape"
     return ""
 
 
-def _nodes(nodes: Iterable[NodeProto]) -> Iterator[tuple[NodeProto, int]]:
+def _nodes(nodes: Iterable[ir.Node]) -> Iterator[tuple[ir.Node, int]]:
     """Yield each node with its level, and the nodes of the graphs inside nodes, down to a level above the maximum."""
     waiting = [(node, 0) for node in nodes]
     while waiting:
         node, level = waiting.pop()
         yield node, level
         if level <= _MAX_LEVELS:
-            waiting += [(inner, level + 1) for graph in _graphs(node) for inner in graph.node]
+            waiting += [(inner, level + 1) for graph in _graphs(node) for inner in graph]
 
 
-def _graphs(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
+def _graphs(node: ir.Node) -> Iterator[ir.Graph]:
+    import onnx_ir as ir
+
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
 
 
 def _listed(names: Sequence[str]) -> str:

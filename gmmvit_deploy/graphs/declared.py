@@ -9,13 +9,13 @@ Runtimes ignore these entries. When this package saves, loads or rewrites a grap
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.inference.precision import Role
 
 if TYPE_CHECKING:
-    from onnx import NodeProto
+    import onnx_ir as ir
 
 SHAPE_OPERATORS = frozenset(
     {
@@ -57,30 +57,23 @@ class Attention:
     known: bool = True
 
 
-def declare(node: NodeProto, role: Role, *, attention: str | None = None) -> NodeProto:
+def declare(node: ir.Node, role: Role, *, attention: str | None = None) -> ir.Node:
     """Write the role, and the name of the attention if given, into the node's metadata; return the node."""
-    kept = [(note.key, note.value) for note in node.metadata_props if note.key not in (ROLE_KEY, ATTENTION_KEY)]
-    del node.metadata_props[:]
-    for key, value in [*kept, (ROLE_KEY, role), *([(ATTENTION_KEY, attention)] if attention else [])]:
-        node.metadata_props.add(key=key, value=value)
+    node.metadata_props.pop(ATTENTION_KEY, None)
+    node.metadata_props[ROLE_KEY] = role
+    if attention:
+        node.metadata_props[ATTENTION_KEY] = attention
     return node
 
 
-def declared_role(node: NodeProto) -> Role | None:
+def declared_role(node: ir.Node) -> Role | None:
     """Return the role in a node's metadata, or None.  Errors: ExportError when the role is not a known role."""
-    role = _note(node, ROLE_KEY)
-    for known in get_args(Role):
-        if role == known:
-            return known  # type: ignore[no-any-return]  # get_args forgets the type
-    if role is not None:
+    role = node.metadata_props.get(ROLE_KEY)
+    if role is not None and role not in get_args(Role):
         raise ExportError(f"node {node.name}: expected one of the roles {', '.join(get_args(Role))}, got {role!r}")
-    return None
+    return cast("Role | None", role)
 
 
-def declared_attention(node: NodeProto) -> str | None:
+def declared_attention(node: ir.Node) -> str | None:
     """Return the name of the attention in a node's metadata, or None."""
-    return _note(node, ATTENTION_KEY)
-
-
-def _note(node: NodeProto, key: str) -> str | None:
-    return next((note.value for note in node.metadata_props if note.key == key), None)
+    return node.metadata_props.get(ATTENTION_KEY)

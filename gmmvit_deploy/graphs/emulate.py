@@ -11,82 +11,75 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gmmvit_deploy.graphs.quantize import DYNAMIC, output_axis
-from gmmvit_deploy.graphs.weights import without_weights
-from gmmvit_deploy.graphs.wiring import Wiring, copy_of, rewrite_graph
+from gmmvit_deploy.graphs.wiring import add_constant, input_of, made_by, stored
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto, TensorProto
+    import onnx_ir as ir
 
 
-def without_bfloat16(proto: ModelProto) -> ModelProto:
+def without_bfloat16(model: ir.Model) -> ir.Model:
     """Return a graph with float32 nodes in place of bfloat16 nodes, and Cast nodes that round their results.
 
     A graph without bfloat16 constants is returned unchanged.
     """
-    from onnx import TensorProto, helper, numpy_helper, shape_inference
+    import onnx_ir as ir
+    from onnx_ir.passes.common import ShapeInferencePass
 
-    if not any(constant.data_type == TensorProto.BFLOAT16 for constant in proto.graph.initializer):
-        return proto
-    out = shape_inference.infer_shapes(without_weights(proto), strict_mode=True)
-    rounded = {value.name for value in out.graph.value_info if value.type.tensor_type.elem_type == TensorProto.BFLOAT16}
-    nodes = []
-    for node in out.graph.node:
-        names = [name for name in node.output if name in rounded]
-        sources = {name: f"{name}.exact" for name in names}
-        if names and node.op_type == "Cast":
-            sources = {names[0]: node.input[0]}
-        else:
-            outputs = [sources.get(name, name) for name in node.output]
-            del node.output[:]
-            node.output.extend(outputs)
-            nodes.append(node)
-        for name, source in sources.items():
-            nodes += [
-                helper.make_node("Cast", [source], [f"{name}.bf16"], name=f"{name}/round", to=TensorProto.BFLOAT16),
-                helper.make_node("Cast", [f"{name}.bf16"], [name], name=f"{name}/widen", to=TensorProto.FLOAT),
-            ]
-    constants = [
-        numpy_helper.from_array(numpy_helper.to_array(constant).astype(np.float32), constant.name)
-        if constant.data_type == TensorProto.BFLOAT16
-        else constant
-        for constant in proto.graph.initializer
-    ]
-    rewrite_graph(out.graph, nodes, constants)
+    bfloat16 = ir.DataType.BFLOAT16
+    if not any(value.dtype == bfloat16 for value in model.graph.initializers.values()):
+        return model
+    out = model.clone()
+    ShapeInferencePass()(out)
+    for value in list(out.graph.initializers.values()):
+        if value.dtype == bfloat16:
+            value.replace_all_uses_with(add_constant(out.graph, str(value.name), stored(value).astype(np.float32)))
+    for node in list(out.graph):
+        for value in node.outputs:
+            if value.dtype == bfloat16:
+                _round(node, value)
     return out
 
 
-def with_quantized_activations(proto: ModelProto) -> ModelProto:
+def _round(node: ir.Node, value: ir.Value) -> None:
+    """Let a node compute ``value`` in float32, and round it with Cast nodes after the node."""
+    import onnx_ir as ir
+
+    name, uses, source = value.name, list(value.uses()), value
+    value.name, value.type = f"{name}.exact", ir.TensorType(ir.DataType.FLOAT)
+    if node.op_type == "Cast":
+        node.attributes.add(ir.AttrInt64("to", ir.DataType.FLOAT))
+    for kind, output in ((ir.DataType.BFLOAT16, f"{name}.bf16"), (ir.DataType.FLOAT, name)):
+        cast = ir.node("Cast", [source], {"to": kind}, outputs=[ir.Value(name=output, type=ir.TensorType(kind))])
+        node.append(cast)
+        node, source = cast, cast.outputs[0]
+    for reader, index in uses:
+        reader.replace_input_with(index, source)
+
+
+def with_quantized_activations(model: ir.Model) -> ir.Model:
     """Return a graph that quantises the activations of a graph in the dynamic form (`graphs.quantize`).
 
     Of each activation x, the g columns of a group have the scale s = max|x| / 127, and become s · round(x / s), as
     OpenVINO computes them; it does not quantise an activation with fewer than g columns.
     A graph in another form is returned unchanged.
     """
-    columns = next((int(note.value) for note in proto.metadata_props if note.key == DYNAMIC), 0)
+    columns = int(model.metadata_props.get(DYNAMIC, 0))
     if not columns:
-        return proto
-    out = copy_of(proto)
-    wiring = Wiring(out.graph)
-    nodes: list[NodeProto] = []
-    constants: list[TensorProto] = []
-    for node in out.graph.node:
-        weight = wiring.maker.get(node.input[1]) if node.op_type in ("MatMul", "Gemm") else None
-        static = (made := wiring.maker.get(node.input[0])) is not None and made.op_type == "DequantizeLinear"
-        if weight is not None and weight.op_type == "DequantizeLinear" and not static:
-            width = wiring.initializers[weight.input[0]].dims[1 - output_axis(node)]
-            if width >= columns:
-                more, values = _rounded_groups(node.input[0], f"{node.name}.input", width, columns)
-                nodes += more
-                constants += values
-                node.input[0] = f"{node.name}.input"
-        nodes.append(node)
-    rewrite_graph(out.graph, nodes, [*out.graph.initializer, *constants])
+        return model
+    out = model.clone()
+    for node in out.graph:
+        weight = made_by(node.inputs[1], "DequantizeLinear") if node.op_type in ("MatMul", "Gemm") else None
+        if weight is None or made_by(node.inputs[0], "DequantizeLinear") is not None:
+            continue
+        width = stored(weight.inputs[0]).shape[1 - output_axis(node)]
+        if width >= columns:
+            node.replace_input_with(0, _rounded_groups(out.graph, node, width, columns))
     return out
 
 
-def _rounded_groups(name: str, rounded: str, width: int, columns: int) -> tuple[list[NodeProto], list[TensorProto]]:
-    """Return the nodes from ``name`` (…, width) to ``rounded``, which quantise it in groups, and their constants."""
-    from onnx import helper, numpy_helper
+def _rounded_groups(graph: ir.Graph, reader: ir.Node, width: int, columns: int) -> ir.Value:
+    """Put nodes before ``reader`` that quantise its first input (…, width) in groups; return the quantised tensor."""
+    import onnx_ir as ir
 
     padding = -width % columns
     values = {
@@ -117,8 +110,12 @@ def _rounded_groups(name: str, rounded: str, width: int, columns: int) -> tuple[
         ("Reshape", ["short", "shape"], "output"),
     ]
 
-    def full(short: str) -> str:
-        return {"input": name, "output": rounded}.get(short, f"{rounded}.{short}")
-
-    nodes = [helper.make_node(kind, [full(one) for one in read], [full(made)]) for kind, read, made in steps]
-    return nodes, [numpy_helper.from_array(value, full(key)) for key, value in values.items()]
+    stem = f"{reader.name}.input"
+    tensors = {key: add_constant(graph, f"{stem}.{key}", value) for key, value in values.items()}
+    tensors["input"] = input_of(reader, 0)
+    for kind, read, made in steps:
+        name = stem if made == "output" else f"{stem}.{made}"
+        node = ir.node(kind, [tensors[key] for key in read], outputs=[ir.Value(name=name)])
+        reader.prepend(node)
+        tensors[made] = node.outputs[0]
+    return tensors["output"]

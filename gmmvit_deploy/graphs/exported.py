@@ -1,7 +1,6 @@
-"""Finish the graph of PyTorch's exporter, which has the form of onnx_ir, and convert it to a ModelProto.
+"""Optimise the graph of another package's network with onnxscript, without loss of scalars.
 
-A ModelProto is the form of a graph everywhere else in this package. A graph of another package's network is optimised
-here with onnxscript, without loss of scalars, and the graph then holds what can be computed from constants.
+The graph then holds what can be computed from constants.
 
 onnxscript takes some scalars for neutral elements:
 
@@ -24,11 +23,10 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS
-from gmmvit_deploy.graphs.weights import is_large
+from gmmvit_deploy.graphs.wiring import add_constant, remove_unused
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from onnx import ModelProto
 
 _NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
 _NEAR = {"Add": 2e-8, "Sub": 2e-8, "Mul": 2e-5, "Div": 2e-5}
@@ -56,8 +54,6 @@ def optimize_exactly(model: ir.Model) -> None:
 
 def _keep_scalars(graph: Any) -> None:
     """Give each nearly neutral scalar the shape (1,), unless the result has no dimensions: it would get the shape."""
-    import onnx_ir as ir
-
     kept: dict[tuple[str, float], ir.Value] = {}
     for node in graph.all_nodes():
         shape = node.outputs[0].shape
@@ -69,11 +65,7 @@ def _keep_scalars(graph: Any) -> None:
                 continue
             key = (scalar.dtype.name, float(scalar))
             if key not in kept:
-                tensor = ir.tensor(scalar.reshape(1), name=f"nearly_neutral/{len(kept)}")
-                kept[key] = ir.Value(
-                    name=tensor.name, shape=ir.Shape([1]), type=ir.TensorType(tensor.dtype), const_value=tensor
-                )
-                graph.register_initializer(kept[key])
+                kept[key] = add_constant(graph, f"nearly_neutral/{len(kept)}", scalar.reshape(1))
             node.replace_input_with(index, kept[key])
 
 
@@ -96,7 +88,7 @@ def fold_constants(model: ir.Model) -> None:
         optimizer.fold_constants(
             model, onnx_shape_inference=False, input_size_limit=_MAX_ELEMENTS, output_size_limit=_MAX_ELEMENTS
         )
-        optimizer.remove_unused_nodes(model)
+        remove_unused(model)
         moves = [node for node in model.graph if node.op_type in _MOVES and _reads_constants_only(node)]
         if not moves:
             return
@@ -122,38 +114,5 @@ def _fold_move(graph: ir.Graph, node: ir.Node) -> None:
     alone = make_graph([proto], "move", inputs, outputs)
     results = ReferenceEvaluator(alone, opsets=dict(graph.opset_imports)).run(None, feeds)
     for output, values in zip(node.outputs, results, strict=True):
-        tensor = ir.tensor(values, name=output.name)
-        constant = ir.Value(
-            name=output.name, shape=ir.Shape(values.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
-        )
-        output.replace_all_uses_with(constant)
-        graph.register_initializer(constant)
+        output.replace_all_uses_with(add_constant(graph, str(output.name), values))
     graph.remove(node, safe=True)
-
-
-def light_proto(model: ir.Model) -> tuple[ModelProto, dict[str, ir.TensorProtocol]]:
-    """Return (the graph without the values of its large constants, name of a constant → its values).
-
-    The graph can be converted and copied without a copy of the weights, until `put_weights` puts them back.
-    """
-    import onnx_ir as ir
-
-    taken: dict[str, ir.TensorProtocol] = {}
-    for name, value in model.graph.initializers.items():
-        tensor = value.const_value
-        if tensor is None or not is_large(tensor.nbytes):
-            continue
-        taken[name] = tensor
-        value.const_value = ir.ExternalTensor(
-            "weights", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name
-        )
-    return ir.to_proto(model), taken
-
-
-def put_weights(proto: ModelProto, taken: dict[str, ir.TensorProtocol]) -> None:
-    """Put the values from `light_proto` into the graph.  Each value leaves ``taken``, so that no two copies stay."""
-    for tensor in proto.graph.initializer:
-        if tensor.data_location == tensor.EXTERNAL:
-            del tensor.external_data[:]
-            tensor.ClearField("data_location")
-            tensor.raw_data = taken.pop(tensor.name).tobytes()

@@ -15,47 +15,45 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, bytes_of_array
 from gmmvit_deploy.graphs.declared import declared_role
+from gmmvit_deploy.graphs.wiring import Constants
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, TensorProto
+    import onnx_ir as ir
 
 _EXPORT = "type gmmvit export CHECKPOINT -o BUNDLE to write a graph with folded masks"
 FORBIDDEN = frozenset({"Einsum", "Exp", "Pow", "Reciprocal", "ScatterND", "Sqrt"})
 """Operators with which an unfolded graph computes its masks.  A folded graph contains no such operator."""
 
 
-def constant_nodes(graph: GraphProto) -> list[str]:
+def constant_nodes(graph: ir.Graph) -> list[str]:
     """Return ``name (operator)`` for each node whose inputs are all constants.
 
     A folded graph has no such node, except the nodes that dequantise weights.
     """
-    constants = {initializer.name for initializer in graph.initializer}
-    idle = []
-    for node in graph.node:
-        if node.op_type == "Constant":
-            constants.update(node.output)
-        elif all(name in constants or not name for name in node.input):
-            idle.append(f"{node.name or node.output[0]} ({node.op_type})")
-            constants.update(node.output)
-    return idle
+    constants = {*Constants(graph).sizes, None}
+    return [
+        f"{node.name or node.outputs[0].name} ({node.op_type})"
+        for node in graph
+        if node.op_type != "Constant" and constants.issuperset(node.inputs)
+    ]
 
 
-def unfolded_operators(graph: GraphProto) -> list[str]:
+def unfolded_operators(graph: ir.Graph) -> list[str]:
     """Return the operators of `FORBIDDEN` that the graph contains, sorted.
 
     Norms and activations do not count: a norm divides by a square root that depends on the image.
     """
     elsewhere = ("norm", "activation", "gelu")
-    return sorted(FORBIDDEN & {node.op_type for node in graph.node if declared_role(node) not in elsewhere})
+    return sorted(FORBIDDEN & {node.op_type for node in graph if declared_role(node) not in elsewhere})
 
 
-def require_folded(proto: ModelProto) -> None:
+def require_folded(graph: ir.Graph) -> None:
     """Check that a graph computes no mask and no other constant at run time.  Errors: ExportError when it does."""
-    if left := unfolded_operators(proto.graph):
+    if left := unfolded_operators(graph):
         raise ExportError(
             f"the graph computes its mask at run time, with the operators {', '.join(left)}", hint=_EXPORT
         )
-    idle = [name for name in constant_nodes(proto.graph) if not name.endswith("(DequantizeLinear)")]
+    idle = [name for name in constant_nodes(graph) if not name.endswith("(DequantizeLinear)")]
     if idle:
         what = (
             "computes its mask at run time"
@@ -67,7 +65,7 @@ def require_folded(proto: ModelProto) -> None:
 
 
 def prove_folded(
-    proto: ModelProto,
+    graph: ir.Graph,
     masks: Sequence[LayerConstant],
     biases: Sequence[LayerConstant],
     *,
@@ -83,7 +81,6 @@ def prove_folded(
     - a mask or bias is absent, or has more copies than layers;
     - other nodes read it than one Mul (a mask) or one Add (a bias) in each of its layers.
     """
-    graph = proto.graph
     if not foreign and (left := unfolded_operators(graph)):
         raise ExportError(f"the graph is not folded: it contains the operators {', '.join(left)}")
     if idle := constant_nodes(graph):
@@ -95,63 +92,61 @@ def prove_folded(
 
 
 def _find_constants(
-    graph: GraphProto, constants: Sequence[LayerConstant], *, what: str, operator: str
+    graph: ir.Graph, constants: Sequence[LayerConstant], *, what: str, operator: str
 ) -> tuple[ConstantRecord, ...]:
-    names_by_bytes = _float_constants(graph, {tuple(folded.constant.shape) for folded in constants})
+    values_by_bytes = _float_constants(graph, {tuple(folded.constant.shape) for folded in constants})
     layers_by_bytes = Counter(bytes_of_array(folded.constant) for folded in constants)
     records = []
     for folded in constants:
         data = bytes_of_array(folded.constant)
-        names = names_by_bytes.get(data, [])
+        values = values_by_bytes.get(data, [])
         layers = layers_by_bytes[data]
         # The exporter merges equal constants only if the constants are small. Layers with equal constants therefore
         # share a constant, or each layer has a copy.
-        if not 1 <= len(names) <= layers:
+        if not 1 <= len(values) <= layers:
             once = "once" if layers == 1 else f"1 to {layers} times"
             raise ExportError(
-                f"{folded.layer}: expected the {what} of this layer {once} in the graph, got {len(names)} times"
+                f"{folded.layer}: expected the {what} of this layer {once} in the graph, got {len(values)} times"
             )
-        readers = {name: [node for node in graph.node if name in node.input] for name in names}
-        uses = [node.op_type for nodes in readers.values() for node in nodes]
-        if uses != [operator] * layers or not all(readers.values()):
+        readers = [[node for node, _ in value.uses()] for value in values]
+        uses = [node.op_type for nodes in readers for node in nodes]
+        if uses != [operator] * layers or not all(readers):
             raise ExportError(
                 f"{folded.layer}: expected one {operator} node in each layer with this {what} to read the "
                 f"{what}, and no other node; got {', '.join(uses) or 'no node'}"
             )
         own = f"{folded.layer}.scores"
-        name = next((name for name in names if any(node.name.startswith(own) for node in readers[name])), names[0])
+        mine = [value for value, nodes in zip(values, readers, strict=True) if str(nodes[0].name).startswith(own)]
         records.append(
             ConstantRecord(
                 layer=folded.layer,
                 shape=tuple(folded.constant.shape),
                 constant_sha256=sha256_of_bytes(data),
-                constant=name,
+                constant=str((mine or values)[0].name),
             )
         )
     return tuple(records)
 
 
-def stored_constants(graph: GraphProto) -> dict[str, NDArray[Any]]:
+def stored_constants(graph: ir.Graph) -> dict[str, NDArray[Any]]:
     """Map the name of each constant, an initializer or a Constant node, to its values."""
-    from onnx import numpy_helper
-
-    return {name: numpy_helper.to_array(tensor) for name, tensor in _stored_tensors(graph).items()}
+    return {str(value.name): tensor.numpy() for value, tensor in _stored_tensors(graph).items()}
 
 
-def _stored_tensors(graph: GraphProto) -> dict[str, TensorProto]:
-    tensors = {initializer.name: initializer for initializer in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant":
-            tensors.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
-    return tensors
+def _stored_tensors(graph: ir.Graph) -> dict[ir.Value, ir.TensorProtocol]:
+    from onnx_ir.convenience import get_const_tensor
+
+    values = [*graph.initializers.values(), *(node.outputs[0] for node in graph if node.op_type == "Constant")]
+    tensors = ((value, get_const_tensor(value)) for value in values)
+    return {value: tensor for value, tensor in tensors if tensor is not None}
 
 
-def _float_constants(graph: GraphProto, shapes: set[tuple[int, ...]]) -> dict[bytes, list[str]]:
-    """Map bytes to the names of all float32 constants with these bytes, for constants with a shape in ``shapes``."""
-    from onnx import TensorProto, numpy_helper
+def _float_constants(graph: ir.Graph, shapes: set[tuple[int, ...]]) -> dict[bytes, list[ir.Value]]:
+    """Map bytes to all float32 constants with these bytes, for constants with a shape in ``shapes``."""
+    import onnx_ir as ir
 
-    names_by_bytes: dict[bytes, list[str]] = {}
-    for name, tensor in _stored_tensors(graph).items():
-        if tensor.data_type == TensorProto.FLOAT and tuple(tensor.dims) in shapes:
-            names_by_bytes.setdefault(bytes_of_array(numpy_helper.to_array(tensor)), []).append(name)
-    return names_by_bytes
+    values_by_bytes: dict[bytes, list[ir.Value]] = {}
+    for value, tensor in _stored_tensors(graph).items():
+        if tensor.dtype == ir.DataType.FLOAT and tuple(tensor.shape) in shapes:
+            values_by_bytes.setdefault(bytes_of_array(tensor.numpy()), []).append(value)
+    return values_by_bytes

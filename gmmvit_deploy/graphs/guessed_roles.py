@@ -17,11 +17,11 @@ from gmmvit_deploy.graphs.role_patterns import (
     sum_norm_nodes,
     talking_heads,
 )
-from gmmvit_deploy.graphs.wiring import Wiring, attribute_of
+from gmmvit_deploy.graphs.wiring import Constants, made_by, only_reader, producer_of, values_of
 from gmmvit_deploy.inference.precision import Role
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, NodeProto, TensorProto
+    import onnx_ir as ir
 
 _DIRECT: dict[str, Role] = {
     "Softmax": "softmax",
@@ -37,116 +37,118 @@ _DIRECT: dict[str, Role] = {
 _BETWEEN = frozenset({"Add", "Cast", "Mul", "Reshape"})
 
 
-def guessed_attentions(graph: GraphProto) -> list[tuple[str, list[NodeProto]]]:
+def guessed_attentions(graph: ir.Graph) -> list[tuple[str, list[ir.Node]]]:
     """Return (name, nodes) for every softmax: the nodes from Q Kᵀ to P V, or only the softmax if it is not between two
     matrix products.
     """
-    wiring = Wiring(graph)
-    passable = {node.name for node in graph.node if node.op_type in _BETWEEN or wiring.is_mixing(node)}
-    passable |= talking_heads(graph, wiring).keys()
+    constants = Constants(graph)
+    passable = {node for node in graph if node.op_type in _BETWEEN or constants.is_mixing(node)}
+    passable |= talking_heads(graph, constants).keys()
 
-    def before(node: NodeProto) -> NodeProto | None:
-        return wiring.maker.get(next(iter(wiring.computed_inputs(node)), ""))
+    def before(node: ir.Node) -> ir.Node | None:
+        return producer_of(next(iter(constants.computed(node)), None))
 
-    def after(node: NodeProto) -> NodeProto | None:
-        return wiring.only_reader(node.output[0])
+    def after(node: ir.Node) -> ir.Node | None:
+        return only_reader(node.outputs[0])
 
     attentions = []
-    for softmax in graph.node:
+    for softmax in graph:
         if softmax.op_type == "Softmax":
-            query_key, weights_value = (_walk(softmax, onwards, wiring, passable) for onwards in (before, after))
+            query_key, weights_value = (_walk(softmax, onwards, constants, passable) for onwards in (before, after))
             inside = [*reversed(query_key), softmax, *weights_value] if query_key and weights_value else [softmax]
-            attentions.append((softmax.name.rpartition("/")[0] or softmax.name, inside))
+            name = str(softmax.name)
+            attentions.append((name.rpartition("/")[0] or name, inside))
     return attentions
 
 
 def _walk(
-    softmax: NodeProto, onwards: Callable[[NodeProto], NodeProto | None], wiring: Wiring, passable: set[str]
-) -> list[NodeProto]:
+    softmax: ir.Node, onwards: Callable[[ir.Node], ir.Node | None], constants: Constants, passable: set[ir.Node]
+) -> list[ir.Node]:
     """Return the nodes after the softmax up to a matrix product, in the direction of ``onwards``; empty without one."""
-    passed: list[NodeProto] = []
+    passed: list[ir.Node] = []
     node = onwards(softmax)
     while node is not None:
         passed.append(node)
-        if wiring.is_product(node):
+        if constants.is_product(node):
             return passed
-        node = onwards(node) if node.name in passable else None
+        node = onwards(node) if node in passable else None
     return []
 
 
-def guessed_roles(graph: GraphProto) -> dict[str, Role]:
-    """Map the name of each node to the node's role, or to ``unknown`` if no rule applies."""
-    wiring = Wiring(graph)
-    inside = {node.name for _, nodes in guessed_attentions(graph) for node in nodes}
-    recognised: dict[str, Role] = {
-        **dict.fromkeys(head_nodes(graph, wiring), "head"),
-        **dict.fromkeys(rotation_nodes(graph, wiring), "rotation"),
-        **dict.fromkeys(sum_norm_nodes(graph, wiring), "norm"),
-        **talking_heads(graph, wiring),
+def guessed_roles(graph: ir.Graph) -> dict[ir.Node, Role]:
+    """Map each node to its role, or to ``unknown`` if no rule applies."""
+    constants = Constants(graph)
+    inside = {node for _, nodes in guessed_attentions(graph) for node in nodes}
+    recognised: dict[ir.Node, Role] = {
+        **dict.fromkeys(head_nodes(graph, constants), "head"),
+        **dict.fromkeys(rotation_nodes(graph, constants), "rotation"),
+        **dict.fromkeys(sum_norm_nodes(graph, constants), "norm"),
+        **talking_heads(graph, constants),
     }
-    norms = root_mean_square_nodes(graph, wiring)
-    sizes = size_values(graph, wiring)
-    image = {value.name for value in graph.input}  # the image, and the image scaled, normalised, normed or rearranged
-    activated: set[str] = set()
-    roles: dict[str, Role] = {}
-    for node in graph.node:
-        read = wiring.computed_inputs(node)
+    norms = root_mean_square_nodes(graph, constants)
+    sizes = size_values(graph)
+    image = set(graph.inputs)  # the image, and the image scaled, normalised, normed or rearranged
+    activated: set[ir.Value | None] = set()
+    roles: dict[ir.Node, Role] = {}
+    for node in graph:
+        read = constants.computed(node)
         on_image = bool(read) and image.issuperset(read)
-        if node.name in norms:
+        if node in norms:
             role: Role = "norm"
         elif node.op_type in _DIRECT:
             role = _DIRECT[node.op_type]
-        elif sizes.issuperset(node.output) or pads_by_zero(node, wiring):
+        elif sizes.issuperset(node.outputs) or pads_by_zero(node):
             role = "shape"
-        elif node.name in recognised:
-            role = recognised[node.name]
-        elif is_activation(node, wiring, activated):
+        elif node in recognised:
+            role = recognised[node]
+        elif is_activation(node, constants, activated):
             role = "activation"
         elif node.op_type in ("MatMul", "Gemm", "Conv"):
-            role = _linear_role(node, wiring, on_image=on_image)
+            role = _linear_role(node, constants, on_image=on_image)
         else:
-            role = _elementwise_role(node, wiring, inside=node.name in inside, on_image=on_image)
-        roles[node.name] = role
+            role = _elementwise_role(node, constants, inside=node in inside, on_image=on_image)
+        roles[node] = role
         if role in ("activation", "gelu"):
-            activated.update(node.output)
+            activated.update(node.outputs)
         if on_image and role in ("shape", "input", "norm") and node.op_type != "Shape":
-            image.update(node.output)
+            image.update(node.outputs)
     return roles
 
 
-def _linear_role(node: NodeProto, wiring: Wiring, *, on_image: bool) -> Role:
-    if wiring.is_product(node):
+def _linear_role(node: ir.Node, constants: Constants, *, on_image: bool) -> Role:
+    if constants.is_product(node):
         return "product"
-    if wiring.is_mixing(node):
+    if constants.is_mixing(node):
         return "mixing"
-    if attribute_of(node, "group", 1) > 1:
+    if node.attributes.get_int("group", 1) > 1:
         return "depthwise"
-    if any(made.op_type == "ReduceMean" for name in node.input if (made := wiring.maker.get(name))):
+    if any(made_by(value, "ReduceMean") for value in node.inputs):
         return "head"
     return "embedding" if on_image else "projection"
 
 
-def _elementwise_role(node: NodeProto, wiring: Wiring, *, inside: bool, on_image: bool) -> Role:
-    operator, index = node.op_type, wiring.constant_input(node)
+def _elementwise_role(node: ir.Node, constants: Constants, *, inside: bool, on_image: bool) -> Role:
+    operator, index = node.op_type, constants.index(node)
     if on_image and operator in ("Cast", "Div", "Sub"):
         return "input"
     if operator == "Cast":
         return "shape"
     if operator == "ReduceSum":
-        made = wiring.made_by(node.input[0], "MatMul")
-        return "mixing" if made is not None and wiring.is_product(made) else "unknown"
+        made = made_by(node.inputs[0], "MatMul")
+        return "mixing" if made is not None and constants.is_product(made) else "unknown"
     if operator == "Mul" and index is not None:
-        return _factor_role(wiring.initializers.get(node.input[index]), wiring.sizes[node.input[index]], inside=inside)
+        return _factor_role(node.inputs[index], constants.sizes[node.inputs[index]], inside=inside)
     if operator == "Add":
         if inside:
             return "score_bias"
-        return "residual" if index is None and not adds_token_sum(node, wiring) else "bias"
+        return "residual" if index is None and not adds_token_sum(node, constants) else "bias"
     return "unknown"
 
 
-def _factor_role(constant: TensorProto | None, size: int, *, inside: bool) -> Role:
-    """Return the role of an elementwise multiplication by a constant; None if the graph computes it from others."""
-    dims = list(constant.dims) if constant is not None else []
+def _factor_role(constant: ir.Value | None, size: int, *, inside: bool) -> Role:
+    """Return the role of an elementwise multiplication by a constant, which may be computed from others."""
+    values = values_of(constant)
+    dims = [] if values is None else list(values.shape)
     if size == 1:
         return "scale"
     if inside:

@@ -16,11 +16,11 @@ from gmmvit_deploy.graphs.cast import numpy_type
 from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, MaskChange, array_of
 from gmmvit_deploy.graphs.folded import require_folded
 from gmmvit_deploy.graphs.roles import attentions_of
-from gmmvit_deploy.graphs.wiring import Wiring, copy_of, rewrite_graph
+from gmmvit_deploy.graphs.wiring import add_constant, remove_unused, values_of
 from gmmvit_deploy.inference.precision import element_type
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    import onnx_ir as ir
 
     from gmmvit_deploy.inference.precision import Precision
 
@@ -52,7 +52,7 @@ def changes_of(masks: Sequence[LayerConstant], precision: Precision) -> Iterator
 
 
 def prove_masks(
-    proto: ModelProto, masks: Sequence[LayerConstant], records: Sequence[ConstantRecord], precision: Precision
+    graph: ir.Graph, masks: Sequence[LayerConstant], records: Sequence[ConstantRecord], precision: Precision
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Check that a graph cast to ``precision`` stores each mask as a constant, equal to the cast mask bit for bit.
 
@@ -60,37 +60,31 @@ def prove_masks(
     Returns (layer → name of the layer's mask in the graph, layer → SHA-256 of the bytes of this mask).
     Errors: ExportError when a mask is absent or another, and as in `require_folded`.
     """
-    require_folded(proto)
+    require_folded(graph)
     kind = element_type("mask", precision)
-    wiring = Wiring(proto.graph)
     names, hashes = {}, {}
     for mask, record in zip(masks, records, strict=True):
         name = record.constant if kind == "float32" else f"{record.constant}.{kind}"
         expected = array_of(mask.constant).astype(numpy_type(kind))
-        stored = wiring.array(name)
-        if stored is None or stored.tobytes() != expected.tobytes():
+        found = values_of(graph.initializers.get(name))
+        if found is None or found.tobytes() != expected.tobytes():
             raise ExportError(f"{mask.layer}: the graph does not contain the folded mask of this layer in {kind}")
         names[mask.layer], hashes[mask.layer] = name, sha256_of_bytes(expected.tobytes())
     return names, hashes
 
 
-def with_masks_of_one(proto: ModelProto) -> ModelProto:
+def with_masks_of_one(model: ir.Model) -> ir.Model:
     """Return a graph with an arbitrary scalar in place of every mask, to measure sizes and times: logits mean nothing.
 
     A model without masks multiplies the scores by a scalar too, 1/√d for the head dim d.
     """
-    from onnx import numpy_helper
+    import onnx_ir as ir
 
-    out = copy_of(proto)
-    masks = {attention.mask for attention in attentions_of(out.graph) if attention.mask}
-    for node in out.graph.node:
-        for index, name in enumerate(node.input):
-            if name in masks:
-                node.input[index] = f"{name}.one"
-    ones = [
-        numpy_helper.from_array(np.asarray(0.25, numpy_helper.to_array(mask).dtype), f"{mask.name}.one")
-        for mask in out.graph.initializer
-        if mask.name in masks
-    ]
-    rewrite_graph(out.graph, out.graph.node, [*out.graph.initializer, *ones])
+    out = model.clone()
+    graph = out.graph
+    values = ir.convenience.create_value_mapping(graph)
+    for name in {attention.mask for attention in attentions_of(graph) if attention.mask}:
+        kind = (values[name].dtype or ir.DataType.FLOAT).numpy()
+        values[name].replace_all_uses_with(add_constant(graph, f"{name}.one", np.asarray(0.25, kind)))
+    remove_unused(out)
     return out

@@ -11,63 +11,44 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gmmvit_deploy.graphs.wiring import Wiring, copy_of, rewrite_graph
+from gmmvit_deploy.graphs.wiring import remove_unused, values_of
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto
+    import onnx_ir as ir
 
 _BROADCASTING = frozenset({"Add", "Div", "Mul", "Sub"})
 
 
-def without_no_ops(proto: ModelProto) -> ModelProto:
-    """Return the graph without these nodes and what only they read; ``proto`` itself if it has no such node."""
-    wiring, shapes = Wiring(proto.graph), _shapes(proto.graph)
-    outputs = {value.name for value in proto.graph.output}
-    same: dict[str, str] = {}  # output of a removed node → the tensor that its readers read instead
-    for node in proto.graph.node:
-        if node.output[0] not in outputs and (
-            _pads_nothing(node, wiring) or _keeps_shape(node, shapes) or _only_broadcasts(node, wiring, shapes)
-        ):
-            same[node.output[0]] = same.get(node.input[0], node.input[0])
-    if not same:
-        return proto
-    out = copy_of(proto)
-    read, kept = set(outputs), []
-    for node in reversed(out.graph.node):
-        if node.output[0] not in same and read.intersection(node.output):
-            for index, name in enumerate(node.input):
-                node.input[index] = same.get(name, name)
-            read.update(node.input)
-            kept.append(node)
-    rewrite_graph(out.graph, reversed(kept), out.graph.initializer, keep_shapes=True)
-    return out
+def remove_no_ops(model: ir.Model) -> None:
+    """Remove these nodes, and what only they read, in place."""
+    for node in model.graph:
+        (source, *_), output = node.inputs or (None,), node.outputs[0]
+        copies = _pads_nothing(node) or _keeps_shape(node) or _only_broadcasts(node)
+        if copies and source is not None and not output.is_graph_output():
+            output.replace_all_uses_with(source)
+    remove_unused(model)
 
 
-def _pads_nothing(node: NodeProto, wiring: Wiring) -> bool:
-    pads = wiring.array(node.input[1]) if node.op_type == "Pad" else None
+def _pads_nothing(node: ir.Node) -> bool:
+    pads = values_of(node.inputs[1]) if node.op_type == "Pad" else None
     return pads is not None and not pads.any()
 
 
-def _keeps_shape(node: NodeProto, shapes: dict[str, list[int | str]]) -> bool:
-    shape = shapes.get(node.output[0]) if node.op_type == "Reshape" else None
-    return shape is not None and "" not in shape and shapes.get(node.input[0]) == shape
+def _keeps_shape(node: ir.Node) -> bool:
+    return node.op_type == "Reshape" and _same_shape(node.inputs[0], node.outputs[0])
 
 
-def _only_broadcasts(node: NodeProto, wiring: Wiring, shapes: dict[str, list[int | str]]) -> bool:
-    shape = shapes.get(node.output[0]) if node.op_type == "Expand" else None
-    if not shape or "" in shape:
+def _only_broadcasts(node: ir.Node) -> bool:
+    if node.op_type != "Expand":
         return False
-    for reader in wiring.readers.get(node.output[0], []):
-        others = [name for name in reader.input if name != node.output[0]]
-        if reader.op_type not in _BROADCASTING or len(others) != 1 or shapes.get(others[0]) != shape:
+    output = node.outputs[0]
+    for reader in output.consumers():
+        others = [value for value in reader.inputs if value is not output]
+        if reader.op_type not in _BROADCASTING or len(others) != 1 or not _same_shape(others[0], output):
             return False
     return True
 
 
-def _shapes(graph: GraphProto) -> dict[str, list[int | str]]:
-    """Map a tensor to its declared dimensions: numbers or names; "" for an unknown dimension."""
-    return {
-        value.name: [dim.dim_value or dim.dim_param for dim in value.type.tensor_type.shape.dim]
-        for value in (*graph.input, *graph.value_info)
-        if value.type.tensor_type.HasField("shape")
-    }
+def _same_shape(first: ir.Value | None, second: ir.Value) -> bool:
+    shape = second.shape
+    return first is not None and shape is not None and not shape.has_unknown_dim() and first.shape == shape

@@ -36,11 +36,11 @@ from numpy.typing import NDArray
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare
 from gmmvit_deploy.graphs.roles import roles_of
-from gmmvit_deploy.graphs.wiring import Wiring, attribute_of, copy_of, rewrite_graph
+from gmmvit_deploy.graphs.wiring import add_constant, input_of, remove_unused, stored
 from gmmvit_deploy.inference.precision import SPECS, Precision
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+    import onnx_ir as ir
 
 
 DYNAMIC = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
@@ -91,38 +91,38 @@ def grid_of(precision: Precision) -> Grid:
     return Grid(name=precision, largest=largest)
 
 
-def activations_of(graph: GraphProto) -> tuple[str, ...]:
+def activations_of(graph: ir.Graph) -> tuple[str, ...]:
     """Return the names of the tensors that projections read as activations, each once, in the order of the graph."""
-    return tuple(dict.fromkeys(node.input[0] for node in projections_of(graph)))
+    return tuple(dict.fromkeys(str(input_of(node, 0).name) for node in projections_of(graph)))
 
 
-def projections_of(graph: GraphProto) -> list[NodeProto]:
+def projections_of(graph: ir.Graph) -> list[ir.Node]:
     """Return the nodes that are quantised, in the order of the graph."""
     roles = roles_of(graph)
-    return [node for node in graph.node if roles[node.name] == "projection"]
+    return [node for node in graph if roles[node] == "projection"]
 
 
-def projections_named(graph: GraphProto, names: Collection[str]) -> set[str]:
+def projections_named(graph: ir.Graph, names: Collection[str]) -> set[str]:
     """Return the names of the projections that the graph for CPUs calls ``names``.
 
     In a graph for GPUs, a projection to queries, keys and values can be separate projections: its parts.
     """
-    return {node.name for node in projections_of(graph) if _PART.sub("", node.name) in names}
+    return {name for node in projections_of(graph) if _PART.sub("", name := str(node.name)) in names}
 
 
-def can_be_dynamic(projections: Iterable[NodeProto]) -> list[str]:
+def can_be_dynamic(projections: Iterable[ir.Node]) -> list[str]:
     """Return the names of the projections whose input OpenVINO quantises while it runs: all but convolutions."""
-    return [node.name for node in projections if node.op_type != "Conv"]
+    return [str(node.name) for node in projections if node.op_type != "Conv"]
 
 
-def output_axis(projection: NodeProto) -> int:
+def output_axis(projection: ir.Node) -> int:
     """Return 0 or 1, the index of the weight's dimension that holds the output channels."""
     if projection.op_type == "Conv":
         return 0
-    return 0 if attribute_of(projection, "transB", 0) else 1
+    return 0 if projection.attributes.get_int("transB", 0) else 1
 
 
-def weight_matrix(projection: NodeProto, weight: NDArray[Any]) -> NDArray[Any]:
+def weight_matrix(projection: ir.Node, weight: NDArray[Any]) -> NDArray[Any]:
     """Return the weight of a projection as a matrix (out, in)."""
     return weight.reshape(len(weight), -1) if output_axis(projection) == 0 else weight.T
 
@@ -133,7 +133,7 @@ def weight_scales(matrix: NDArray[Any], precision: Precision) -> NDArray[Any]:
 
 
 def quantize_graph(
-    proto: ModelProto,
+    model: ir.Model,
     precision: Precision,
     ranges: Mapping[str, tuple[float, float]] | None,
     *,
@@ -141,7 +141,7 @@ def quantize_graph(
     rounded: Mapping[str, NDArray[Any]] | None = None,
     float32: Collection[str] = (),
     dynamic: Collection[str] = (),
-) -> ModelProto:
+) -> ir.Model:
     """Return a new float32 graph with quantised projections.
 
     precision: ``int8`` or ``fp8``.
@@ -156,93 +156,90 @@ def quantize_graph(
     Errors: ExportError when ``ranges`` has no range for an activation, or a range that is empty or not finite; or
     without ranges, when all projections are convolutions.
     """
-    out = copy_of(proto)
-    wiring = Wiring(out.graph)
-    pairs = _Pairs(grid_of(precision), zero_points=zero_points, rounded=rounded or {})
-    projections = {node.name for node in projections_of(out.graph)} - projections_named(out.graph, float32)
+    out = model.clone()
+    pairs = _Pairs(out.graph, grid_of(precision), zero_points=zero_points, rounded=rounded or {})
+    projections = {str(node.name): node for node in projections_of(out.graph)}
+    for name in projections_named(out.graph, float32):
+        del projections[name]
     while_running = set(dynamic)
     if ranges is None:
-        projections = while_running = set(can_be_dynamic(projections_of(out.graph)))
+        projections = {name: projections[name] for name in can_be_dynamic(projections.values())}
+        while_running = set(projections)
         if not projections:
             raise ExportError(
                 "int8 without calibration images quantises no convolutions, and this network has no other projection",
                 hint="add --calibration and a folder or an .npz of images",
             )
-    if while_running & projections:
-        out.metadata_props.add(key=DYNAMIC, value=str(DYNAMIC_COLUMNS))
-    for node in out.graph.node:
-        if node.name in projections:
-            activation, weight = node.input[0], node.input[1]
-            if ranges is not None and node.name not in while_running:
-                low, high = ranges.get(activation, (0.0, 0.0))
-                if not (np.isfinite([low, high]).all() and low <= 0 <= high and low < high):
-                    raise ExportError(
-                        f"{node.name}: expected a calibrated range around 0 for the input of this node, "
-                        f"got {low} to {high}"
-                    )
-                node.input[0] = pairs.activation(node.name, activation, low, high)
-            node.input[1] = pairs.weight(node, wiring.stored(weight))
-        pairs.nodes.append(node)
-    rewrite_graph(out.graph, pairs.nodes, [*out.graph.initializer, *pairs.constants])
+    if not while_running.isdisjoint(projections):
+        out.metadata_props[DYNAMIC] = str(DYNAMIC_COLUMNS)
+    for name, node in projections.items():
+        if ranges is not None and name not in while_running:
+            low, high = ranges.get(str(input_of(node, 0).name), (0.0, 0.0))
+            if not (np.isfinite([low, high]).all() and low <= 0 <= high and low < high):
+                raise ExportError(
+                    f"{name}: expected a calibrated range around 0 for the input of this node, got {low} to {high}"
+                )
+            pairs.quantize_activation(node, low, high)
+        pairs.quantize_weight(node)
+    remove_unused(out)
     return out
 
 
 class _Pairs:
-    """Makes Q/DQ pairs, and adds them to the nodes and constants of the quantised graph."""
+    """Puts Q/DQ pairs before the projections of a graph."""
 
-    def __init__(self, grid: Grid, *, zero_points: bool, rounded: Mapping[str, NDArray[Any]]) -> None:
-        self.nodes: list[NodeProto] = []
-        self.constants: list[TensorProto] = []
-        self._grid, self._zero_points, self._rounded = grid, zero_points, rounded
-        self._made: dict[str, str] = {}
+    def __init__(self, graph: ir.Graph, grid: Grid, *, zero_points: bool, rounded: Mapping[str, NDArray[Any]]) -> None:
+        self._graph, self._grid, self._zero_points, self._rounded = graph, grid, zero_points, rounded
+        self._made: dict[ir.Value, ir.Value] = {}
 
-    def activation(self, reader: str, name: str, low: float, high: float) -> str:
-        """Make DQ(Q(x)) for a projection alone, so that an engine fuses both; return the name of its output."""
-        from onnx import helper
+    def quantize_activation(self, projection: ir.Node, low: float, high: float) -> None:
+        """Put DQ(Q(x)) before a projection, for it alone, so that an engine fuses both."""
+        import onnx_ir as ir
 
-        stem = f"{reader}.input"
+        stem, x = f"{projection.name}.input", input_of(projection, 0)
         if self._zero_points and high - low < _MAX_USED * 2 * max(-low, high):
             step = np.maximum(np.float32((high - low) / _STEPS), np.float32(_SMALLEST_SCALE))
             zero_point = np.rint(-low / step).astype(np.uint8)
         else:
             step = self._grid.scale(np.asarray(max(-low, high)))
             zero_point = np.zeros((), self._grid.numpy_type)
-        scale, zero = self._constant(f"{stem}.scale", np.asarray(step)), self._constant(f"{stem}.zero", zero_point)
-        for operator, read, output in (
-            ("QuantizeLinear", name, f"{stem}.quantized"),
-            ("DequantizeLinear", f"{stem}.quantized", stem),
-        ):
-            node = helper.make_node(operator, [read, scale, zero], [output], name=f"{reader}/{operator}")
-            self.nodes.append(declare(node, "quantize"))
-        return stem
+        scale = add_constant(self._graph, f"{stem}.scale", np.asarray(step))
+        zero = add_constant(self._graph, f"{stem}.zero", zero_point)
+        quantized = ir.Value(name=f"{stem}.quantized", shape=x.shape, type=zero.type)
+        near = ir.Value(name=stem, shape=x.shape, type=x.type)
+        for operator, read, output in (("QuantizeLinear", x, quantized), ("DequantizeLinear", quantized, near)):
+            name = f"{projection.name}/{operator}"
+            projection.prepend(declare(ir.node(operator, [read, scale, zero], outputs=[output], name=name), "quantize"))
+        projection.replace_input_with(0, near)
 
-    def weight(self, projection: NodeProto, values: NDArray[Any]) -> str:
-        """Make the quantised weight and its DQ node, which all its projections share; return the name of the output."""
-        from onnx import helper
+    def quantize_weight(self, projection: ir.Node) -> None:
+        """Put the quantised weight and its DQ node, which all projections of this weight share, before a projection."""
+        import onnx_ir as ir
 
-        name, axis = projection.input[1], output_axis(projection)
-        if name not in self._made:
+        weight, axis = input_of(projection, 1), output_axis(projection)
+        if weight not in self._made:
+            name, values = str(weight.name), stored(weight)
             matrix = weight_matrix(projection, values)
             scales = weight_scales(matrix, self._grid.name)
             if name in self._rounded:
                 quantized = self._rounded[name].astype(self._grid.numpy_type)
             else:
                 quantized = self._grid.quantized(matrix, scales[:, None])
-            stored = quantized.reshape(values.shape) if axis == 0 else np.ascontiguousarray(quantized.T)
             inputs = [
-                self._constant(f"{name}.quantized", stored),
-                self._constant(f"{name}.scale", scales),
-                self._constant(f"{name}.zero", np.zeros(scales.shape, self._grid.numpy_type)),
+                add_constant(self._graph, f"{name}.{part}", array)
+                for part, array in (
+                    ("quantized", quantized.reshape(values.shape) if axis == 0 else np.ascontiguousarray(quantized.T)),
+                    ("scale", scales),
+                    ("zero", np.zeros(scales.shape, self._grid.numpy_type)),
+                )
             ]
-            self._made[name] = f"{name}.dequantized"
-            node = helper.make_node(
-                "DequantizeLinear", inputs, [self._made[name]], name=f"{name}/DequantizeLinear", axis=axis
+            self._made[weight] = ir.Value(name=f"{name}.dequantized", shape=weight.shape, type=weight.type)
+            node = ir.node(
+                "DequantizeLinear",
+                inputs,
+                {"axis": axis},
+                outputs=[self._made[weight]],
+                name=f"{name}/DequantizeLinear",
             )
-            self.nodes.append(declare(node, "quantize"))
-        return self._made[name]
-
-    def _constant(self, name: str, values: NDArray[Any]) -> str:
-        from onnx import numpy_helper
-
-        self.constants.append(numpy_helper.from_array(values, name))
-        return name
+            projection.prepend(declare(node, "quantize"))
+        projection.replace_input_with(1, self._made[weight])

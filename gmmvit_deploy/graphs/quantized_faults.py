@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.graphs.quantize import weight_matrix
-from gmmvit_deploy.graphs.wiring import Wiring
+from gmmvit_deploy.graphs.wiring import stored, values_of
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
+    import onnx_ir as ir
 
 _MAX, _MAX_OF_ROWS, _MAX_OF_COLUMNS = 16, 2, 6
 _SHARE, _STEPS = 0.03, 6
@@ -36,57 +36,58 @@ _LAST_BITS = 2.0**-16
 """Of the largest value of a constant: what exp and pow of two processors give."""
 
 
-def form_fault(quantized: ModelProto, expected: ModelProto) -> str:
+def form_fault(quantized: ir.Graph, expected: ir.Graph) -> str:
     """Return a sentence about the first node that is not the expected one; "" if all nodes are."""
-    from onnx import helper
-
-    here, there = quantized.graph.node, expected.graph.node
-    for node, right in zip(here, there, strict=False):
-        if node == right:
-            continue
+    for node, right in zip(quantized, expected, strict=False):
         if (node.name, node.op_type) != (right.name, right.op_type):
             return f"expected the node {right.op_type} {right.name}, got {node.op_type} {node.name}"
-        if node.input != right.input:
-            return f"{node.name}: expected the inputs {', '.join(right.input)}, got {', '.join(node.input)}"
-        found, known = ({one.name: helper.get_attribute_value(one) for one in both.attribute} for both in (node, right))
-        wrong = [name for name in (*known, *found) if found.get(name) != known.get(name)]
+        read, known = ([str(value.name) if value else "" for value in one.inputs] for one in (node, right))
+        if read != known:
+            return f"{node.name}: expected the inputs {', '.join(known)}, got {', '.join(read)}"
+        here, there = node.attributes, right.attributes
+        wrong = [name for name in (*there, *here) if here.get(name) != there.get(name)]
         if wrong:
-            return f"{node.name}: expected {wrong[0]} {known.get(wrong[0])}, got {found.get(wrong[0])}"
-        return f"{node.name}: its outputs or its declared role are others"
-    return "" if len(here) == len(there) else f"expected {len(there)} nodes, got {len(here)}"
+            return f"{node.name}: expected {wrong[0]} {there.get(wrong[0])}, got {here.get(wrong[0])}"
+        outputs = [[value.name for value in one.outputs] for one in (node, right)]
+        if outputs[0] != outputs[1] or node.metadata_props != right.metadata_props or node.domain != right.domain:
+            return f"{node.name}: its outputs or its declared role are others"
+    return "" if len(quantized) == len(expected) else f"expected {len(expected)} nodes, got {len(quantized)}"
 
 
-def quantized_faults(quantized: ModelProto, expected: ModelProto, *, compensated: bool) -> tuple[str, ...]:
+def quantized_faults(quantized: ir.Graph, expected: ir.Graph, *, compensated: bool) -> tuple[str, ...]:
     """Return a sentence for each wrong constant of the quantised graph.
 
     expected: the float32 graph, quantised again as the record says; both have the same nodes (`form_fault`).
     compensated: True if the weights of matrix products were rounded to the nearest in ``expected`` only.
     """
-    faults = _faults(Wiring(quantized.graph), Wiring(expected.graph), compensated=compensated)
+    faults = _faults(quantized, expected, compensated=compensated)
     return tuple(dict.fromkeys(faults))  # scale and zero point of a range share a sentence
 
 
-def _faults(wiring: Wiring, expected: Wiring, *, compensated: bool) -> Iterator[str]:
-    for name, nodes in expected.readers.items():
-        right, array = expected.array(name), wiring.array(name)
-        if right is None:
-            continue
-        node = nodes[0]
-        if array is None or (array.shape, array.dtype) != (right.shape, right.dtype):
-            yield f"{node.name}: expected the constant {name} with the shape {right.shape} and the type {right.dtype}"
-        elif node.op_type == "DequantizeLinear" and name == node.input[0]:
-            (projection, *_) = expected.readers[node.output[0]]
-            moved = compensated and projection.op_type != "Conv"
-            yield from _weight_fault(projection, array, right, moved=moved)
-        elif node.op_type == "QuantizeLinear" and not np.array_equal(array, right):
-            ranges = (quantized_range(one, node) for one in (wiring, expected))
-            here, there = (f"{low:.4g} to {high:.4g}" for low, high in ranges)
-            yield f"{node.name}: its input saturates outside {here}, and the record says {there}"
-        elif why := _difference(array, right):
-            yield f"{node.name}: its constant {name} {why}"
+def _faults(quantized: ir.Graph, expected: ir.Graph, *, compensated: bool) -> Iterator[str]:
+    checked: set[ir.Value] = set()
+    for actual, node in zip(quantized, expected, strict=True):
+        for value in node.inputs:
+            right = values_of(value)
+            if value is None or right is None or value in checked:
+                continue
+            checked.add(value)
+            array = values_of(quantized.initializers.get(str(value.name)))
+            if array is None or (array.shape, array.dtype) != (right.shape, right.dtype):
+                wanted = f"the shape {right.shape} and the type {right.dtype}"
+                yield f"{node.name}: expected the constant {value.name} with {wanted}"
+            elif node.op_type == "DequantizeLinear" and value is node.inputs[0]:
+                projection = node.outputs[0].consumers()[0]
+                moved = compensated and projection.op_type != "Conv"
+                yield from _weight_fault(projection, array, right, moved=moved)
+            elif node.op_type == "QuantizeLinear" and not np.array_equal(array, right):
+                here, there = ("{:.4g} to {:.4g}".format(*quantized_range(one)) for one in (actual, node))
+                yield f"{node.name}: its input saturates outside {here}, and the record says {there}"
+            elif why := _difference(array, right):
+                yield f"{node.name}: its constant {value.name} {why}"
 
 
-def _weight_fault(projection: NodeProto, array: NDArray[Any], right: NDArray[Any], *, moved: bool) -> Iterator[str]:
+def _weight_fault(projection: ir.Node, array: NDArray[Any], right: NDArray[Any], *, moved: bool) -> Iterator[str]:
     """Yield a sentence if a quantised weight is not the trained one.  moved: True after compensated rounding."""
     actual, trained = (weight_matrix(projection, values).astype(np.float64) for values in (array, right))
     if not moved:
@@ -128,9 +129,9 @@ def _difference(array: NDArray[Any], right: NDArray[Any]) -> str:
     return f"is {here[worst]:.6g}{where}, expected {there[worst]:.6g}"
 
 
-def quantized_range(wiring: Wiring, node: NodeProto) -> tuple[float, float]:
+def quantized_range(node: ir.Node) -> tuple[float, float]:
     """Return the smallest and the largest value that a QuantizeLinear or DequantizeLinear node can represent."""
-    scale, zero = map(wiring.stored, node.input[1:3])
+    scale, zero = map(stored, node.inputs[1:3])
     if zero.dtype == np.uint8:
         return float((0 - float(zero)) * scale), float((255 - float(zero)) * scale)
     largest = float(scale) * (127 if zero.dtype == np.int8 else 448)

@@ -17,10 +17,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS
-from gmmvit_deploy.graphs.wiring import Wiring, attribute_of, order_of
+from gmmvit_deploy.graphs.wiring import Constants, made_by, only_reader, order_of, producer_of, values_of
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, NodeProto
+    import onnx_ir as ir
 
     from gmmvit_deploy.inference.precision import Role
 
@@ -29,196 +29,191 @@ _LINEAR = frozenset({"Conv", "Gemm", "MatMul"})
 _ON_SIZES = frozenset({"Add", "Div", "Mul", "Sub"}) | SHAPE_OPERATORS
 
 
-def pads_by_zero(node: NodeProto, wiring: Wiring) -> bool:
-    if node.op_type != "Pad" or attribute_of(node, "mode", b"constant") != b"constant":
+def pads_by_zero(node: ir.Node) -> bool:
+    if node.op_type != "Pad" or node.attributes.get_string("mode", "constant") != "constant":
         return False
-    if len(node.input) < 3 or not node.input[2]:
+    if len(node.inputs) < 3 or node.inputs[2] is None:
         return True
-    value = wiring.array(node.input[2])
+    value = values_of(node.inputs[2])
     return value is not None and not value.any()
 
 
-def is_activation(node: NodeProto, wiring: Wiring, activated: set[str]) -> bool:
+def is_activation(node: ir.Node, constants: Constants, activated: set[ir.Value | None]) -> bool:
     """activated: the tensors that earlier activations of the graph produce, including outputs of Gelu."""
     if node.op_type in ("Relu", "Sigmoid"):
         return True
     if node.op_type != "Mul":
         return False
-    index = wiring.constant_input(node)
+    index = constants.index(node)
     if index is None:
-        return bool(activated.intersection(node.input))
+        return bool(activated.intersection(node.inputs))
     # The factor of quick GELU multiplies only the input of the Sigmoid.
-    return wiring.sizes[node.input[index]] == 1 and wiring.only_reader(node.output[0], "Sigmoid") is not None
+    return constants.sizes[node.inputs[index]] == 1 and only_reader(node.outputs[0], "Sigmoid") is not None
 
 
-def root_mean_square_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
-    """Return the names of Pow or Mul, ReduceMean, Add, Sqrt, and Div, or Reciprocal and Mul, of each norm."""
-    names: set[str] = set()
-    for root in graph.node:
-        total = wiring.made_by(root.input[0], "Add") if root.op_type == "Sqrt" else None
-        index = wiring.constant_input(total) if total is not None else None
+def root_mean_square_nodes(graph: ir.Graph, constants: Constants) -> set[ir.Node]:
+    """Return Pow or Mul, ReduceMean, Add, Sqrt, and Div, or Reciprocal and Mul, of each norm."""
+    nodes: set[ir.Node] = set()
+    for root in graph:
+        total = made_by(root.inputs[0], "Add") if root.op_type == "Sqrt" else None
+        index = constants.index(total) if total is not None else None
         if total is None or index is None:
             continue
-        mean = wiring.made_by(total.input[1 - index], "ReduceMean")
-        square = wiring.maker.get(mean.input[0]) if mean is not None else None
+        mean = made_by(total.inputs[1 - index], "ReduceMean")
+        square = producer_of(mean.inputs[0]) if mean is not None else None
         if mean is None or square is None or square.op_type not in ("Mul", "Pow"):
             continue
-        inverse = wiring.only_reader(root.output[0], "Reciprocal")
-        last = wiring.only_reader((inverse or root).output[0], "Div" if inverse is None else "Mul")
-        if last is not None and set(wiring.computed_inputs(square)) < set(last.input):
-            names |= {node.name for node in (square, mean, total, root, inverse, last) if node is not None}
-    return names
+        inverse = only_reader(root.outputs[0], "Reciprocal")
+        last = only_reader((inverse or root).outputs[0], "Div" if inverse is None else "Mul")
+        if last is not None and set(constants.computed(square)) < set(last.inputs):
+            nodes |= {node for node in (square, mean, total, root, inverse, last) if node is not None}
+    return nodes
 
 
-def adds_token_sum(node: NodeProto, wiring: Wiring) -> bool:
-    products = [product for name in node.input if (product := wiring.made_by(name, "Mul")) is not None]
+def adds_token_sum(node: ir.Node, constants: Constants) -> bool:
+    products = [product for value in node.inputs if (product := made_by(value, "Mul")) is not None]
     return node.op_type == "Add" and any(
-        wiring.constant_input(product) is not None and any(wiring.made_by(name, "ReduceSum") for name in product.input)
+        constants.index(product) is not None and any(made_by(value, "ReduceSum") for value in product.inputs)
         for product in products
     )
 
 
-def rotation_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
-    """Return the names of the nodes that rotate Q or K: the Neg, if any, both Mul nodes and the Add."""
-    names = _swapping_rotations(graph, wiring)
-    for negation in graph.node:
+def rotation_nodes(graph: ir.Graph, constants: Constants) -> set[ir.Node]:
+    """Return the nodes that rotate Q or K: the Neg, if any, both Mul nodes and the Add."""
+    nodes = _swapping_rotations(graph, constants)
+    for negation in graph:
         if negation.op_type != "Neg":
             continue
-        node = wiring.only_reader(negation.output[0])
+        node = only_reader(negation.outputs[0])
         while node is not None and node.op_type in SHAPE_OPERATORS:
-            node = wiring.only_reader(node.output[0])
-        if node is None or not _scales_by_constant(node, wiring):
+            node = only_reader(node.outputs[0])
+        if node is None or not _scales_by_constant(node, constants):
             continue
-        total = wiring.only_reader(node.output[0], "Add")
+        total = only_reader(node.outputs[0], "Add")
         if total is None:
             continue
-        products = [wiring.maker.get(name) for name in total.input]
-        if all(product is not None and _scales_by_constant(product, wiring) for product in products):
-            names |= {negation.name, total.name, *(product.name for product in products if product is not None)}
-    return names
+        products = [producer_of(value) for value in total.inputs]
+        if all(product is not None and _scales_by_constant(product, constants) for product in products):
+            nodes |= {negation, total, *(product for product in products if product is not None)}
+    return nodes
 
 
-def _swapping_rotations(graph: GraphProto, wiring: Wiring) -> set[str]:
-    names: set[str] = set()
-    for total in graph.node:
-        products = [wiring.maker.get(name) for name in total.input] if total.op_type == "Add" else []
-        scaled = [node for node in products if node is not None and _scales_by_constant(node, wiring)]
+def _swapping_rotations(graph: ir.Graph, constants: Constants) -> set[ir.Node]:
+    nodes: set[ir.Node] = set()
+    for total in graph:
+        products = [producer_of(value) for value in total.inputs] if total.op_type == "Add" else []
+        scaled = [node for node in products if node is not None and _scales_by_constant(node, constants)]
         if len(scaled) != 2:
             continue
-        (first,), (second,) = (wiring.computed_inputs(node) for node in scaled)
+        (first,), (second,) = (constants.computed(node) for node in scaled)
         for plain, swapped in ((first, second), (second, first)):
-            if _unswapped(swapped, wiring) == _unshaped(plain, wiring):
-                names |= {total.name, *(node.name for node in scaled)}
-    return names
+            if _unswapped(swapped) is _unshaped(plain):
+                nodes |= {total, *scaled}
+    return nodes
 
 
-def _unswapped(name: str, wiring: Wiring) -> str | None:
-    """Return the tensor x if the tensor ``name`` joins pieces that were cut from x, else None."""
-    joined = wiring.made_by(_unshaped(name, wiring), "Concat")
-    cuts = [wiring.maker.get(piece) for piece in joined.input] if joined is not None else []
+def _unswapped(value: ir.Value) -> ir.Value | None:
+    """Return the tensor x if the tensor ``value`` joins pieces that were cut from x, else None."""
+    joined = made_by(_unshaped(value), "Concat")
+    cuts = [producer_of(piece) for piece in joined.inputs] if joined is not None else []
     sources = {
-        _unshaped(cut.input[0], wiring) if cut is not None and cut.op_type in ("Slice", "Split") else None
-        for cut in cuts
+        _unshaped(cut.inputs[0]) if cut is not None and cut.op_type in ("Slice", "Split") else None for cut in cuts
     }
     return sources.pop() if len(sources) == 1 else None
 
 
-def _unshaped(name: str, wiring: Wiring) -> str:
-    """Return the tensor before the Reshape nodes that produce the tensor ``name``."""
-    while (reshape := wiring.made_by(name, "Reshape")) is not None:
-        name = reshape.input[0]
-    return name
+def _unshaped(value: ir.Value | None) -> ir.Value | None:
+    """Return the tensor before the Reshape nodes that compute ``value``."""
+    while (reshape := made_by(value, "Reshape")) is not None:
+        value = reshape.inputs[0]
+    return value
 
 
-def _scales_by_constant(node: NodeProto, wiring: Wiring) -> bool:
-    return node.op_type == "Mul" and wiring.constant_input(node) is not None and bool(wiring.computed_inputs(node))
+def _scales_by_constant(node: ir.Node, constants: Constants) -> bool:
+    return node.op_type == "Mul" and constants.index(node) is not None and bool(constants.computed(node))
 
 
-def sum_norm_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
-    names: set[str] = set()
-    for division in graph.node:
+def sum_norm_nodes(graph: ir.Graph, constants: Constants) -> set[ir.Node]:
+    nodes: set[ir.Node] = set()
+    for division in graph:
         if division.op_type != "Div":
             continue
-        divided, divisor = division.input
-        added = wiring.made_by(divisor, "Add")
-        if added is not None and wiring.constant_input(added) is not None:
-            divisor = next(iter(wiring.computed_inputs(added)), "")
-        total = wiring.made_by(divisor, "ReduceSum")
-        if total is not None and total.input[0] == divided:
-            names |= {division.name, total.name, *([added.name] if added is not None else [])}
-    return names
+        divided, divisor = division.inputs
+        added = made_by(divisor, "Add")
+        if added is not None and constants.index(added) is not None:
+            divisor = next(iter(constants.computed(added)), None)
+        total = made_by(divisor, "ReduceSum")
+        if total is not None and total.inputs[0] is divided:
+            nodes |= {division, total, *([added] if added is not None else [])}
+    return nodes
 
 
-def talking_heads(graph: GraphProto, wiring: Wiring) -> dict[str, Role]:
+def talking_heads(graph: ir.Graph, constants: Constants) -> dict[ir.Node, Role]:
     """Map the nodes of each head mixing to their roles: Transpose, MatMul, Add if there is a bias, Transpose."""
-    roles: dict[str, Role] = {}
-    for node in graph.node:
-        if node.op_type != "MatMul" or wiring.constant_input(node) != 1:
+    roles: dict[ir.Node, Role] = {}
+    for node in graph:
+        if node.op_type != "MatMul" or constants.index(node) != 1:
             continue
-        weight = wiring.initializers.get(node.input[1])
-        before, after = wiring.made_by(node.input[0], "Transpose"), wiring.only_reader(node.output[0])
+        shape = node.inputs[1].shape if node.inputs[1] is not None else None
+        before, after = made_by(node.inputs[0], "Transpose"), only_reader(node.outputs[0])
         bias = after if after is not None and after.op_type == "Add" else None
-        back = wiring.only_reader(bias.output[0]) if bias is not None else after
-        square = weight is not None and len(weight.dims) == 2 and weight.dims[0] == weight.dims[1]
+        back = only_reader(bias.outputs[0]) if bias is not None else after
+        square = shape is not None and len(shape) == 2 and shape[0] == shape[1]
         if not square or before is None or back is None:
             continue
         if order_of(before) == _HEADS_LAST and back.op_type == "Transpose" and order_of(back) == _HEADS_FIRST:
-            roles.update({node.name: "mixing", before.name: "shape", back.name: "shape"})
+            roles.update({node: "mixing", before: "shape", back: "shape"})
             if bias is not None:
-                roles[bias.name] = "bias"
+                roles[bias] = "bias"
     return roles
 
 
-def head_nodes(graph: GraphProto, wiring: Wiring) -> set[str]:
-    """Return the names of the last linear maps and of the nodes after them; else of the nodes with an output."""
-    names: set[str] = set()
-    for value in graph.output:
-        last = wiring.maker.get(value.name)
+def head_nodes(graph: ir.Graph, constants: Constants) -> set[ir.Node]:
+    """Return the last linear maps and the nodes after them; else the nodes with an output."""
+    nodes: set[ir.Node] = set()
+    for value in graph.outputs:
+        last = value.producer()
         if last is None:
             continue
-        linear = _down_to_linear_maps(last, wiring)
-        names |= {last.name} if linear is None else linear
-    return names
+        linear = _down_to_linear_maps(last, constants)
+        nodes |= {last} if linear is None else linear
+    return nodes
 
 
-def _down_to_linear_maps(node: NodeProto, wiring: Wiring) -> set[str] | None:
-    if node.op_type in _LINEAR and wiring.constant_input(node) is not None:
-        return {node.name}
+def _down_to_linear_maps(node: ir.Node, constants: Constants) -> set[ir.Node] | None:
+    if node.op_type in _LINEAR and constants.index(node) is not None:
+        return {node}
     if node.op_type == "ReduceMax":  # the largest logits over all tokens, of a head that reads every token
-        return _linear_map_before(node, wiring)
+        return _linear_map_before(node, constants)
     if node.op_type not in ("Add", "Div", "Mul"):
         return None
-    names = {node.name}
-    for name in wiring.computed_inputs(node):
-        maker = wiring.maker.get(name)
-        part = None if maker is None else _down_to_linear_maps(maker, wiring)
+    nodes = {node}
+    for value in constants.computed(node):
+        maker = value.producer()
+        part = None if maker is None else _down_to_linear_maps(maker, constants)
         if part is None:
             return None
-        names |= part
-    return names
+        nodes |= part
+    return nodes
 
 
-def _linear_map_before(node: NodeProto, wiring: Wiring) -> set[str] | None:
-    maker = wiring.maker.get(node.input[0])
-    if maker is not None and maker.op_type == "Add" and wiring.constant_input(maker) is not None:
-        maker = wiring.maker.get(wiring.computed_inputs(maker)[0])
-    if maker is None or maker.op_type not in _LINEAR or wiring.constant_input(maker) is None:
+def _linear_map_before(node: ir.Node, constants: Constants) -> set[ir.Node] | None:
+    maker = producer_of(node.inputs[0])
+    if maker is not None and maker.op_type == "Add" and constants.index(maker) is not None:
+        maker = constants.computed(maker)[0].producer()
+    if maker is None or maker.op_type not in _LINEAR or constants.index(maker) is None:
         return None
-    return {maker.name}
+    return {maker}
 
 
-def size_values(graph: GraphProto, wiring: Wiring) -> set[str]:
+def size_values(graph: ir.Graph) -> set[ir.Value | None]:
     """Return the tensors that hold sizes: outputs of Shape, and whole numbers computed only from such outputs."""
-    from onnx import TensorProto
+    import onnx_ir as ir
 
-    whole = {
-        name
-        for name, tensor in wiring.initializers.items()
-        if tensor.data_type in (TensorProto.INT64, TensorProto.INT32)
-    }
-    sizes: set[str] = set()
-    for node in graph.node:
-        of_sizes = node.op_type in _ON_SIZES and not sizes.isdisjoint(node.input)
-        if node.op_type == "Shape" or (of_sizes and all(name in sizes or name in whole for name in node.input if name)):
-            sizes.update(node.output)
+    whole = {value for value in graph.initializers.values() if value.dtype in (ir.DataType.INT64, ir.DataType.INT32)}
+    sizes: set[ir.Value | None] = set()
+    for node in graph:
+        of_sizes = node.op_type in _ON_SIZES and not sizes.isdisjoint(node.inputs)
+        if node.op_type == "Shape" or (of_sizes and whole.union(sizes, [None]).issuperset(node.inputs)):
+            sizes.update(node.outputs)
     return sizes

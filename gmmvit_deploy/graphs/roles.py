@@ -37,79 +37,77 @@ from typing import TYPE_CHECKING
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import Attention, declared_attention, declared_role
 from gmmvit_deploy.graphs.guessed_roles import guessed_attentions, guessed_roles
-from gmmvit_deploy.graphs.wiring import Wiring
+from gmmvit_deploy.graphs.wiring import Constants
 from gmmvit_deploy.inference.precision import Role
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, NodeProto
+    import onnx_ir as ir
 
     from gmmvit_deploy.inference.precision import Precision
 
 
-def roles_of(graph: GraphProto) -> dict[str, Role]:
-    """Map the name of each node to the declared role of the node, or to the role that `guessed_roles` infers.
+def roles_of(graph: ir.Graph) -> dict[ir.Node, Role]:
+    """Map each node to its declared role, or to the role that `guessed_roles` infers.
 
     Errors: ExportError when a declared role is not in the policy.
     """
-    declared = {node.name: declared_role(node) for node in graph.node}
-    roles = {name: role for name, role in declared.items() if role is not None}
-    if len(roles) == len(declared):
-        return roles
-    return {**guessed_roles(graph), **roles}
+    roles = {node: role for node in graph if (role := declared_role(node)) is not None}
+    return roles if len(roles) == len(graph) else {**guessed_roles(graph), **roles}
 
 
-def attentions_of(graph: GraphProto) -> tuple[Attention, ...]:
+def attentions_of(graph: ir.Graph) -> tuple[Attention, ...]:
     """Return the declared attentions, or the inferred attentions if no node declares a role, in the graph's order.
 
     An attention has ``known=False`` unless nodes before and after its softmax have the role ``product``.
     """
     roles = roles_of(graph)
-    if any(declared_role(node) for node in graph.node):
-        parts: dict[str, list[NodeProto]] = {}
-        for node in graph.node:
+    if any(declared_role(node) for node in graph):
+        parts: dict[str, list[ir.Node]] = {}
+        for node in graph:
             if (name := declared_attention(node)) is not None:
                 parts.setdefault(name, []).append(node)
         found = list(parts.items())
     else:
         found = guessed_attentions(graph)
-    matrices = {name for name, size in Wiring(graph).sizes.items() if size > 1}
-    return tuple(_attention(name, nodes, [roles[node.name] for node in nodes], matrices) for name, nodes in found)
+    matrices = {value for value, size in Constants(graph).sizes.items() if value is not None and size > 1}
+    return tuple(_attention(name, nodes, [roles[node] for node in nodes], matrices) for name, nodes in found)
 
 
-def _attention(name: str, nodes: list[NodeProto], roles: list[Role], matrices: set[str]) -> Attention:
+def _attention(name: str, nodes: list[ir.Node], roles: list[Role], matrices: set[ir.Value]) -> Attention:
     softmaxes = [index for index, role in enumerate(roles) if role == "softmax"]
     if not softmaxes or "product" not in roles[: softmaxes[0]] or "product" not in roles[softmaxes[-1] :]:
         alone = [nodes[index] for index in softmaxes] or nodes
-        return Attention(name=name, nodes=tuple(node.name for node in alone), known=False)
+        return Attention(name=name, nodes=tuple(str(node.name) for node in alone), known=False)
     factors = [node for node, role in zip(nodes, roles, strict=True) if role == "mask"]
     return Attention(
         name=name,
-        nodes=tuple(node.name for node in nodes),
-        mask=next((other for node in factors for other in node.input if other in matrices), None),
+        nodes=tuple(str(node.name) for node in nodes),
+        mask=next((value.name for node in factors for value in node.inputs if value in matrices), None),
         mixes_heads="mixing" in roles,
         normalises_heads="norm" in roles[softmaxes[-1] :],
     )
 
 
-def unknown_operators(graph: GraphProto) -> tuple[str, ...]:
+def unknown_operators(graph: ir.Graph) -> tuple[str, ...]:
     """Return ``name: operator`` for each node whose role is unknown."""
     roles = roles_of(graph)
-    return tuple(f"{node.name}: {node.op_type}" for node in graph.node if roles[node.name] == "unknown")
+    return tuple(f"{node.name}: {node.op_type}" for node in graph if roles[node] == "unknown")
 
 
-def require_known_roles(graph: GraphProto, precision: Precision, *, what: str) -> None:
+def require_known_roles(graph: ir.Graph, precision: Precision, *, what: str) -> None:
     """Check that no node declares the role ``unknown``: how it behaves in half precision was never checked.
 
     A graph from another exporter does not declare roles; `cast` leaves its operators without a known role in float32.
     what: the subject of the error, for example the path of the bundle.
     Errors: ExportError that names the first such node and all operators of such nodes, in other precisions than fp32.
     """
-    unknown = [node for node in graph.node if declared_role(node) == "unknown"]
+    unknown = [node for node in graph if declared_role(node) == "unknown"]
     if precision == "fp32" or not unknown:
         return
     first = unknown[0]
-    named = first.name.rpartition("/")[2].partition(".")[0] == first.op_type
-    name = first.name if named else f"{first.name} ({first.op_type})"
+    name = str(first.name)
+    if name.rpartition("/")[2].partition(".")[0] != first.op_type:
+        name += f" ({first.op_type})"
     operators = ", ".join(dict.fromkeys(node.op_type for node in unknown))
     raise ExportError(
         f"{what}: {precision} needs a known role for each operator; node {name} has none; this model runs in fp32",

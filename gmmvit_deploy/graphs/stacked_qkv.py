@@ -17,15 +17,24 @@ graph computes the same logits bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gmmvit_deploy.graphs.wiring import Wiring, attribute_of, copy_of, order_of, rewrite_graph
+from gmmvit_deploy.graphs.wiring import (
+    add_constant,
+    inner_shape,
+    made_by,
+    only_reader,
+    order_of,
+    remove_unused,
+    values_of,
+)
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
+    import onnx_ir as ir
 
 _PICK_FIRST = [2, 0, 3, 1, 4]
 """(B, n, P, H, d) → (P, B, H, n, d)"""
@@ -38,215 +47,177 @@ _SPLIT_AND_TURN = {4: [0, 2, 3, 1], 5: [0, 1, 3, 4, 2]}
 
 
 @dataclass(frozen=True, slots=True)
-class _Pick:
-    """Q, K or V, (B, H, n, d), the part ``index`` of X, and the nodes that pick it."""
-
-    index: int
-    output: str
-    nodes: tuple[NodeProto, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Stack:
-    """A stacked projection X, ``source``, its sizes n, P, H and d, the first two nodes after it, and Q, K and V."""
+    """A stacked projection X, ``source``, its sizes n, P, H and d, the first two nodes after it, and Q, K and V.
 
-    source: str
+    picks: the index of a part of X, and the part, (B, H, n, d): Q, K or V.
+    """
+
+    source: ir.Value
     sizes: tuple[int, int, int, int]
-    reshape: NodeProto
-    transpose: NodeProto
-    picks: tuple[_Pick, ...]
+    reshape: ir.Node
+    transpose: ir.Node
+    picks: tuple[tuple[int, ir.Value], ...]
 
 
-def split_stacked_projections(proto: ModelProto) -> ModelProto:
-    """Return the graph with every stacked projection in the rewritten form, or ``proto`` if no node needs a change.
+def split_stacked_projections(model: ir.Model) -> None:
+    """Write every stacked projection in the rewritten form, in place.
 
     New nodes carry the metadata of the nodes that they replace. The shapes of new tensors are declared.
     """
-    wiring = Wiring(proto.graph)
-    stacks = {
-        node.name: stack for node in proto.graph.node if (stack := _stack(node, wiring)) is not None
-    }  # by the name of the Transpose
+    nodes = list(model.graph)
+    stacks = [stack for node in nodes if (stack := _stack(node)) is not None]
     if not stacks:
-        return proto
-    out = copy_of(proto)
-    _Rewrite(out, stacks).run()
-    return out
+        return
+    rewrite = _Rewrite(model.graph)
+    for stack in stacks:
+        rewrite.split(stack)
+    for node in nodes:
+        rewrite.merge(node)
+    remove_unused(model)
 
 
-def _stack(transpose: NodeProto, wiring: Wiring) -> _Stack | None:
+def _stack(transpose: ir.Node) -> _Stack | None:
     """Return the stacked projection that this Transpose splits into heads, or None."""
-    from onnx import TensorProto
+    import onnx_ir as ir
 
     if transpose.op_type != "Transpose" or order_of(transpose) != _PICK_FIRST:
         return None
-    reshape = wiring.made_by(transpose.input[0], "Reshape")
-    target = _numbers(reshape.input[1], wiring) if reshape is not None else []
-    if reshape is None or len(target) != 5 or min(target[1:]) < 1:
+    reshape = made_by(transpose.inputs[0], "Reshape")
+    target = _numbers(reshape.inputs[1]) if reshape is not None else []
+    source = reshape.inputs[0] if reshape is not None else None
+    if reshape is None or source is None or len(target) != 5 or min(target[1:]) < 1:
         return None
     _, n, parts, heads, head_dim = target
-    if wiring.inner_shape(reshape.input[0]) != (n, parts * heads * head_dim):
+    # A graph is rewritten before the graph is cast.
+    if inner_shape(source) != (n, parts * heads * head_dim) or source.dtype != ir.DataType.FLOAT:
         return None
-    if wiring.element_type(reshape.input[0]) != TensorProto.FLOAT:
-        return None  # a graph is rewritten before the graph is cast
-    picks: list[_Pick] = []
-    for reader in wiring.readers.get(transpose.output[0], []):
-        pick = _pick(reader, wiring)
-        if pick is None:
-            return None
-        picks.append(pick)
-    return _Stack(reshape.input[0], (n, parts, heads, head_dim), reshape, transpose, tuple(picks)) if picks else None
+    picks = [pick for reader, _ in transpose.outputs[0].uses() if (pick := _pick(reader)) is not None]
+    if not picks or len(picks) != len(transpose.outputs[0].uses()):
+        return None
+    return _Stack(source, (n, parts, heads, head_dim), reshape, transpose, tuple(picks))
 
 
-def _pick(node: NodeProto, wiring: Wiring) -> _Pick | None:
-    if node.op_type == "Gather" and attribute_of(node, "axis", 0) == 0:
-        index = wiring.array(node.input[1])
-        return None if index is None or index.ndim else _Pick(int(index), node.output[0], (node,))
-    if node.op_type != "Slice" or len(node.input) < 4:
+def _pick(node: ir.Node) -> tuple[int, ir.Value] | None:
+    if node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0:
+        index = values_of(node.inputs[1])
+        return None if index is None or index.ndim else (int(index), node.outputs[0])
+    if node.op_type != "Slice" or len(node.inputs) < 4:
         return None
-    squeeze = wiring.only_reader(node.output[0], "Squeeze")
-    start, end, axes, *steps = (_numbers(name, wiring) for name in node.input[1:] if name)
-    if squeeze is None or len(squeeze.input) < 2 or _numbers(squeeze.input[1], wiring) != [0]:
+    squeeze = only_reader(node.outputs[0], "Squeeze")
+    start, end, axes, *steps = (_numbers(value) for value in node.inputs[1:] if value is not None)
+    if squeeze is None or len(squeeze.inputs) < 2 or _numbers(squeeze.inputs[1]) != [0]:
         return None
     if axes != [0] or len(start) != 1 or start[0] < 0 or end != [start[0] + 1] or any(step != [1] for step in steps):
         return None
-    return _Pick(start[0], squeeze.output[0], (node, squeeze))
+    return start[0], squeeze.outputs[0]
 
 
 class _Rewrite:
-    """Replaces the nodes of stacked projections in ``proto``."""
+    """Puts new nodes in place of those of stacked projections in ``graph``; the old ones are read by nothing then."""
 
-    def __init__(self, proto: ModelProto, stacks: dict[str, _Stack]) -> None:
-        self._graph = proto.graph
-        self._stacks = stacks
-        self._wiring = Wiring(proto.graph)
-        self._names = {node.name for node in proto.graph.node}
-        self._gone: set[str] = set()
-        self._constants: dict[str, TensorProto] = {}
-        self._values: list[ValueInfoProto] = []
+    def __init__(self, graph: ir.Graph) -> None:
+        self._graph = graph
+        self._names = {node.name for node in graph}
 
-    def run(self) -> None:
-        made = {name: self._split(stack) for name, stack in self._stacks.items()}
-        for node in self._graph.node:
-            made.update(self._merge(node))
-        nodes: list[NodeProto] = []
-        for node in self._graph.node:
-            nodes += made.get(node.name, [] if node.name in self._gone else [node])
-        rewrite_graph(self._graph, nodes, [*self._graph.initializer, *self._constants.values()], keep_shapes=True)
-        self._graph.value_info.extend(self._values)
-
-    def _split(self, stack: _Stack) -> list[NodeProto]:
-        """Return new nodes in place of the Transpose, and mark the replaced nodes."""
+    def split(self, stack: _Stack) -> None:
         n, parts, heads, head_dim = stack.sizes
         windows = self._windows(stack)
         inner = (n,) if windows is None else (windows, n)
         rank = len(inner) + 3
-        source, nodes = stack.source, []
+        stem, source = stack.transpose.outputs[0].name, stack.source
+        at = stack.transpose
         if windows is not None:
-            source = f"{stack.transpose.output[0]}.windows"
-            nodes.append(self._reshape(stack.reshape, stack.source, source, (*inner, parts * heads * head_dim)))
-        pieces = [f"{stack.transpose.output[0]}.part{index}" for index in range(parts)]
-        nodes.append(self._node("Split", [source], pieces, like=stack.reshape, axis=rank - 2, num_outputs=parts))
-        for piece in pieces:
-            self._declare(piece, (*inner, heads * head_dim))
-        for pick in stack.picks:
-            output, order = pick.output, _SPLIT_HEADS[rank]
-            self._gone.update(node.name for node in pick.nodes)
-            if windows is not None:
-                apart = self._wiring.only_reader(output, "Reshape")
-                output = self._drop(apart, output)
-            turned = self._wiring.only_reader(output, "Transpose")
+            source = self._reshape(at, stack.reshape, source, f"{stem}.windows", (*inner, parts * heads * head_dim))
+        pieces = {f"{stem}.part{index}": (*inner, heads * head_dim) for index in range(parts)}
+        split = self._node(at, "Split", [source], pieces, like=stack.reshape, axis=rank - 2, num_outputs=parts)
+        for index, output in stack.picks:
+            order = _SPLIT_HEADS[rank]
+            if windows is not None and (view := only_reader(output, "Reshape")) is not None:
+                output = view.outputs[0]
+            turned = only_reader(output, "Transpose")
             if turned is not None and order_of(turned) == _TURN_KEYS[rank]:
-                output, order = self._drop(turned, output), _SPLIT_AND_TURN[rank]
-            apart_heads = f"{output}.heads"
-            nodes.append(self._reshape(stack.reshape, pieces[pick.index], apart_heads, (*inner, heads, head_dim)))
-            nodes.append(self._node("Transpose", [apart_heads], [output], like=stack.transpose, perm=order))
-        if len(self._wiring.readers[stack.reshape.output[0]]) == 1:
-            self._gone.add(stack.reshape.name)
-        return nodes
-
-    def _drop(self, node: NodeProto | None, otherwise: str) -> str:
-        """Mark a node as replaced and return its output; without a node, return ``otherwise``."""
-        if node is None:
-            return otherwise
-        self._gone.add(node.name)
-        return str(node.output[0])
+                output, order = turned.outputs[0], _SPLIT_AND_TURN[rank]
+            shape = (*inner, heads, head_dim)
+            apart = self._reshape(at, stack.reshape, split.outputs[index], f"{output.name}.heads", shape)
+            moved = self._node(at, "Transpose", [apart], {str(output.name): ()}, like=stack.transpose, perm=order)
+            moved.outputs[0].shape = output.shape
+            output.replace_all_uses_with(moved.outputs[0], replace_graph_outputs=True)
 
     def _windows(self, stack: _Stack) -> int | None:
         """Return w if the only reader of each of Q, K and V is a Reshape to (B / w, w, H, n, d), else None."""
         n, _, heads, head_dim = stack.sizes
         views: set[int] = set()
-        for pick in stack.picks:
-            view = self._wiring.only_reader(pick.output, "Reshape")
-            target = _numbers(view.input[1], self._wiring) if view is not None else []
+        for _, output in stack.picks:
+            view = only_reader(output, "Reshape")
+            target = _numbers(view.inputs[1]) if view is not None else []
             if len(target) != 5 or target[1] < 1 or target[2:] != [heads, n, head_dim]:
                 return None
             views.add(target[1])
         return views.pop() if len(views) == 1 else None
 
-    def _merge(self, flat: NodeProto) -> dict[str, list[NodeProto]]:
-        """Return replaced node → the new nodes that merge the heads of an attention with windows.
+    def merge(self, flat: ir.Node) -> None:
+        """Merge the heads of an attention with windows with new nodes.
 
         (B / w, w, H, n, d) → (B, H, n, d) → (B, n, H, d) → (B, n, H · d)   in the graph: flat, turned, merged
         (B / w, w, H, n, d) → (B / w, w, n, H, d) → (B / w, w, n, H · d) → (B, n, H · d)   rewritten
         """
-        product = self._wiring.made_by(flat.input[0], "MatMul") if flat.op_type == "Reshape" else None
-        shape = self._wiring.inner_shape(flat.input[0]) if product is not None else None
-        turned = self._wiring.only_reader(flat.output[0], "Transpose")
-        merged = self._wiring.only_reader(turned.output[0], "Reshape") if turned is not None else None
-        if shape is None or len(shape) != 4 or turned is None or merged is None or order_of(turned) != _SPLIT_HEADS[4]:
-            return {}
+        source = flat.inputs[0] if flat.op_type == "Reshape" else None
+        shape = inner_shape(source) if source is not None and made_by(source, "MatMul") is not None else None
+        turned = only_reader(flat.outputs[0], "Transpose")
+        merged = only_reader(turned.outputs[0], "Reshape") if turned is not None else None
+        if source is None or shape is None or len(shape) != 4 or turned is None or merged is None:
+            return
         windows, heads, n, head_dim = shape
-        if _numbers(flat.input[1], self._wiring)[1:] != [heads, n, head_dim]:
-            return {}
-        if _numbers(merged.input[1], self._wiring)[1:] != [n, heads * head_dim]:
-            return {}
-        self._gone.update((flat.name, turned.name))
-        apart, together = f"{merged.output[0]}.heads", f"{merged.output[0]}.windows"
-        self._declare(apart, (windows, n, heads, head_dim))
-        last = type(merged)()
-        last.CopyFrom(merged)
-        last.input[0] = together
-        return {
-            merged.name: [
-                self._node("Transpose", [flat.input[0]], [apart], like=turned, perm=_SPLIT_HEADS[5]),
-                self._reshape(merged, apart, together, (windows, n, heads * head_dim)),
-                last,
-            ]
-        }
+        targets = [_numbers(node.inputs[1])[1:] for node in (flat, merged)]
+        if order_of(turned) != _SPLIT_HEADS[4] or targets != [[heads, n, head_dim], [n, heads * head_dim]]:
+            return
+        stem, apart_heads = merged.outputs[0].name, (windows, n, heads, head_dim)
+        apart = self._node(
+            merged, "Transpose", [source], {f"{stem}.heads": apart_heads}, like=turned, perm=_SPLIT_HEADS[5]
+        )
+        inner = (windows, n, heads * head_dim)
+        together = self._reshape(merged, merged, apart.outputs[0], f"{stem}.windows", inner)
+        merged.replace_input_with(0, together)
 
-    def _reshape(self, like: NodeProto, tensor: str, output: str, inner: tuple[int, ...]) -> NodeProto:
-        """Return a Reshape of ``tensor`` to (−1, *inner)."""
-        from onnx import numpy_helper
-
+    def _reshape(self, at: ir.Node, like: ir.Node, tensor: ir.Value, output: str, inner: tuple[int, ...]) -> ir.Value:
+        """Return ``tensor`` with the shape (−1, *inner)."""
         name = "reshape." + "x".join(map(str, inner))
-        self._constants[name] = numpy_helper.from_array(np.array([-1, *inner], np.int64), name)
-        self._declare(output, inner)
-        return self._node("Reshape", [tensor, name], [output], like=like)
+        shape = self._graph.initializers.get(name) or add_constant(self._graph, name, np.array([-1, *inner]))
+        return self._node(at, "Reshape", [tensor, shape], {output: inner}, like=like).outputs[0]
 
     def _node(
-        self, operator: str, inputs: list[str], outputs: list[str], *, like: NodeProto, **attributes: Any
-    ) -> NodeProto:
-        """Return a node in the module of ``like``, with its metadata."""
-        from onnx import helper
+        self,
+        at: ir.Node,
+        operator: str,
+        inputs: list[ir.Value],
+        outputs: Mapping[str, tuple[int, ...]],
+        *,
+        like: ir.Node,
+        **attributes: Any,
+    ) -> ir.Node:
+        """Insert a node before ``at``, in the module of ``like``, with its metadata.
 
-        name = stem = f"{like.name.rpartition('/')[0] or 'model'}/{operator}"
+        outputs: the names of its float32 outputs (B, *inner) → inner.
+        """
+        import onnx_ir as ir
+
+        name = stem = f"{(like.name or '').rpartition('/')[0] or 'model'}/{operator}"
         count = 0
         while name in self._names:
             count += 1
             name = f"{stem}.{count}"
         self._names.add(name)
-        node = helper.make_node(operator, inputs, outputs, name=name, **attributes)
-        node.metadata_props.extend(like.metadata_props)
+        kind = ir.TensorType(ir.DataType.FLOAT)
+        values = [ir.Value(name=key, shape=ir.Shape([None, *inner]), type=kind) for key, inner in outputs.items()]
+        node = ir.node(
+            operator, inputs, attributes, outputs=values, name=name, metadata_props=dict(like.metadata_props)
+        )
+        at.prepend(node)
         return node
 
-    def _declare(self, tensor: str, inner: tuple[int, ...]) -> None:
-        """Declare a new float32 tensor (B, *inner) with an open first dimension."""
-        from onnx import TensorProto, helper
 
-        self._values.append(helper.make_tensor_value_info(tensor, TensorProto.FLOAT, [None, *inner]))
-
-
-def _numbers(name: str, wiring: Wiring) -> list[int]:
+def _numbers(value: ir.Value | None) -> list[int]:
     """Return the values of a constant vector, or an empty list for any other tensor."""
-    values = wiring.array(name)
+    values = values_of(value)
     return [] if values is None or values.ndim != 1 else [int(value) for value in values]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import onnx
+import onnx_ir as ir
 
 from gmmvit_deploy.bundle.artifacts import Bundle, tool_versions
 from gmmvit_deploy.bundle.variants import how_to_convert
@@ -86,16 +86,16 @@ def check_calibration(bundle: Bundle, graph: QuantisedGraph, db: float | None) -
 
 def _compared_with_record(bundle: Bundle, graph: QuantisedGraph) -> Check:
     """Compare the graph with the trained network, quantised again; undecided if other versions made other nodes."""
-    record, stored = graph.record, onnx.load(graph.path)
+    record, stored = graph.record, ir.load(graph.path)
     expected = quantised_again(bundle, record, stored)
     # The graph for CPUs is made from the bundle's float32 graph, and the other from PyTorch's model, exported again.
     made_from = tool_versions() | (
         {name: bundle.manifest.versions.get(name, "") for name in _TRACERS} if record.form else {}
     )
     changed = [name for name in _EXPORTERS if made_from.get(name) != record.versions.get(name)]
-    fault = form_fault(stored, expected)
+    fault = form_fault(stored.graph, expected.graph)
     compensated = (record.calibration or {}).get("recipe", {}).get("rounding") == "compensated"
-    faults = [fault] if fault else quantized_faults(stored, expected, compensated=compensated)[:_MAX_NAMED]
+    faults = [fault] if fault else quantized_faults(stored.graph, expected.graph, compensated=compensated)[:_MAX_NAMED]
     if fault and changed:
         versions = ", ".join(f"{name} {record.versions.get(name)}, not {made_from.get(name)}" for name in changed)
         faults = [

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import torch
 
 from gmmvit_deploy.bundle.artifacts import Bundle
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 def check_constants(bundle: Bundle, reference: Reference) -> Check:
     """reference: the network rebuilt from the bundle's weights."""
     folded, exact = fold(reference.model), fold(reference.exact)
-    proto = onnx.load(bundle.onnx_path)
-    graph = stored_constants(proto.graph)
-    masks, mask_reasons = _stored("mask", graph, bundle.manifest.masks, folded.masks, exact.masks)
-    biases, bias_reasons = _stored("bias", graph, bundle.manifest.biases, folded.biases, exact.biases)
+    graph = ir.load(bundle.onnx_path).graph
+    stored = stored_constants(graph)
+    masks, mask_reasons = _stored("mask", stored, bundle.manifest.masks, folded.masks, exact.masks)
+    biases, bias_reasons = _stored("bias", stored, bundle.manifest.biases, folded.biases, exact.biases)
     reasons = [f"{bundle.onnx_path.name}: {reason}" for reason in (*mask_reasons, *bias_reasons)]
     if not reasons:
         try:
-            prove_folded(proto, masks, biases, foreign=reference.model.foreign)
+            prove_folded(graph, masks, biases, foreign=reference.model.foreign)
         except ExportError as exc:
             reasons.append(f"{bundle.onnx_path.name}: {exc}")
     if reasons:

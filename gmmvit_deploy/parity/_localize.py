@@ -25,7 +25,7 @@ from gmmvit_deploy.runtimes.runners.inspection import LOGITS
 from gmmvit_deploy.tolerances import limit_from_noise
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    import onnx_ir as ir
 
 
 class LocalizeCheck(RunnerCheck):
@@ -50,7 +50,7 @@ class LocalizeCheck(RunnerCheck):
         names = tuple(name for name in blocks_of_model if not any(a.startswith(f"{name}.") for a in dead))
         if not names:
             return self.not_judged("gmmvit does not know the blocks of this model")
-        tensors = last_tensors(graph.proto, names)
+        tensors = last_tensors(graph.model.graph, names)
         values = graph.values(inputs, [*tensors.values()])
         untouched = graph.values(inputs, [])[LOGITS]
         trained = _outputs(reference.model, names, reference.tensors(inputs))
@@ -83,14 +83,14 @@ class LocalizeCheck(RunnerCheck):
         return passed_unless(reasons, self.name, summary, **details)
 
 
-def last_tensors(proto: ModelProto, names: Iterable[str]) -> dict[str, str]:
+def last_tensors(graph: ir.Graph, names: Iterable[str]) -> dict[str, str]:
     """Map the name of each block to the output of its last node in the graph."""
     last: dict[str, str] = {}
-    for node in proto.graph.node:
-        module = node.name.partition("/")[0]
+    for node in graph:
+        module = str(node.name).partition("/")[0]
         for name in names:
             if module == name or module.startswith(f"{name}."):
-                last[name] = node.output[0]
+                last[name] = str(node.outputs[0].name)
     return {name: last[name] for name in names if name in last}
 
 

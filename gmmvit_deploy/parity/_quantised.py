@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.artifacts import Bundle
@@ -37,7 +37,7 @@ class QuantisedGraph:
             raise ValueError(f"expected a quantised precision, got {precision}")
         self.path, self.record = variant.path, variant.record
         self._calibrated_on = frozenset(self.record.calibration["image_sha256"] if self.record.calibration else ())
-        self._graph = CountedGraph(onnx.load(self.path), name=self.path.name)
+        self._graph = CountedGraph(ir.load(self.path), name=self.path.name)
         self._last: tuple[Any, NDArray[Any]] | None = None
 
     def new(self, inputs: NDArray[Any]) -> NDArray[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 MASK = MaskSpec(kind="gmm", kernels=2)
 
 
-def exported(model: Model) -> onnx.ModelProto:
+def exported(model: Model) -> ir.Model:
     return onnx_from_model(fold(model).model, preprocessing=None, max_batch=4)
 
 
@@ -42,13 +42,13 @@ def test_a_declared_role_decides_the_data_type() -> None:
     images = [np.random.default_rng(0).standard_normal((4, 3, 16, 16), dtype=np.float32)]
     options = {"preprocessing": None, "max_batch": 4, "calibration": images}
 
-    def quantised(proto: onnx.ModelProto) -> set[str]:
-        return {node.name.partition("/")[0] for node in proto.graph.node if node.op_type == "QuantizeLinear"}
+    def quantised(graph: ir.Model) -> set[str]:
+        return {node.name.partition("/")[0] for node in graph.graph if node.op_type == "QuantizeLinear"}
 
     before = graph_from_model(model, "int8", **options)
     with_role(block, "head")
     after = graph_from_model(model, "int8", **options)
-    assert quantised(before.proto) - quantised(after.proto) == {"blocks.0.mlp.0"}
+    assert quantised(before.model) - quantised(after.model) == {"blocks.0.mlp.0"}
 
 
 def test_a_node_without_a_role_is_an_error_that_names_it() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto
 
@@ -71,7 +72,7 @@ def test_each_graph_has_its_own_calibration(copied: Bundle) -> None:
     path.write_text(json.dumps(data))
     pixels = np.random.default_rng(5).integers(0, 256, (16, *copied.manifest.image.pixels_shape), dtype=np.uint8)
     inputs = copied.inputs_from_pixels(pixels)
-    exact = emulated_logits(onnx.load(copied.onnx_path), inputs, name="model.onnx")
+    exact = emulated_logits(ir.load(copied.onnx_path), inputs, name="model.onnx")
     checks = []
     for form in ("", "static"):
         graph = QuantisedGraph(copied, "int8", form)  # type: ignore[arg-type]

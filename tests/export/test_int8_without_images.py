@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
@@ -118,20 +119,20 @@ def test_openvino_quantises_the_activations_as_the_emulation_does(width: int, qu
     """On one product: in a network, a value that is rounded to the next step changes all that follows."""
     weight = np.random.default_rng(1).standard_normal((width, 40), dtype=np.float32)
     product = small_graphs.graph("y = MatMul(x, w)", x=f"batch, 5, {width}", y="batch, 5, 40", w=weight)
-    declare(product.graph.node[0], "projection")
-    proto = quantize_graph(product, "int8", None)
-    onnx.save(proto, tmp_path / "model.onnx")
+    declare(product.graph[0], "projection")
+    graph = quantize_graph(product, "int8", None)
+    ir.save(graph, tmp_path / "model.onnx")
     x = np.random.default_rng(0).standard_normal((2, 5, width), dtype=np.float32)
     answers = OpenVinoProgram(tmp_path / "model.onnx", hint="f32").run(x)
-    emulated = emulated_logits(proto, x, name="the product")
-    del proto.metadata_props[:]
-    plain = emulated_logits(proto, x, name="the product")
+    emulated = emulated_logits(graph, x, name="the product")
+    graph.metadata_props.clear()
+    plain = emulated_logits(graph, x, name="the product")
     assert np.abs(answers - emulated).max() < 1e-4
     assert bool(np.abs(answers - plain).max() > 1e-2) is quantised
 
 
 def test_a_network_of_convolutions_is_refused() -> None:
-    proto = small_graphs.graph("y = Relu(x)")
+    graph = small_graphs.graph("y = Relu(x)")
     with pytest.raises(ExportError, match="this network has no other projection") as caught:
-        quantize_graph(proto, "int8", None)
+        quantize_graph(graph, "int8", None)
     assert "--calibration" in caught.value.hint

@@ -8,13 +8,14 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.graphs.quantize import projections_of
+from gmmvit_deploy.graphs.wiring import made_by
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from tests.cli.terminal import Answer, gmmvit_here, refused
 
@@ -67,11 +68,9 @@ def test_both_graphs_leave_the_same_projections(converted: tuple[Bundle, Answer]
     recipe = record_of(bundle)["calibration"]["recipe"]
     left, static = {*recipe["dynamic"], *recipe["float32"]}, [True, True]
     for file, dynamic in ((GPU, [False, False]), (CPU, [False, True])):
-        graph = onnx.load(bundle.path / file).graph
-        made = {output: node.op_type for node in graph.node for output in node.output}
         pairs = {
-            node.name: [made.get(name) == "DequantizeLinear" for name in node.input[:2]]
-            for node in projections_of(graph)
+            node.name: [made_by(value, "DequantizeLinear") is not None for value in node.inputs[:2]]
+            for node in projections_of(ir.load(bundle.path / file).graph)
         }
         assert {re.sub(r"\.parts\.\d", "", name) for name, pair in pairs.items() if pair != static} == left
         assert all(

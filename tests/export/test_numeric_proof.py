@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
-from onnx import numpy_helper
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
@@ -20,6 +20,7 @@ from gmmvit_deploy.exporting import variants
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.exporting.graphs_of_precisions import PreparedGraph
 from gmmvit_deploy.exporting.variants import variant_from_bundle
+from gmmvit_deploy.graphs.wiring import add_constant, stored
 from gmmvit_deploy.inference.int8_products import int8_saturates
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
@@ -33,24 +34,23 @@ pytestmark = pytest.mark.integration
 
 PROVEN = ("onnxruntime", "openvino", "openvino+kernels")
 
-Damage = Callable[[onnx.ModelProto], None]
+Damage = Callable[[ir.Graph], None]
 
 
-def wrong_mask_entry(proto: onnx.ModelProto) -> None:
+def wrong_mask_entry(graph: ir.Graph) -> None:
     """Set an entry of the first attention's mask to zero."""
-    (node,) = (node for node in proto.graph.node if node.name == "blocks.0.attention.scores.before.mask/Mul")
-    (mask,) = (tensor for tensor in proto.graph.initializer if tensor.name in node.input)
-    numbers = numpy_helper.to_array(mask).copy()
+    node = graph.node("blocks.0.attention.scores.before.mask/Mul")
+    (mask,) = (value for value in node.inputs if value.is_initializer())
+    numbers = stored(mask).copy()
     numbers[(0,) * numbers.ndim] = 0
-    mask.CopyFrom(numpy_helper.from_array(numbers, mask.name))
+    mask.const_value = ir.tensor(numbers, name=mask.name)
 
 
-def batch_of_one(proto: onnx.ModelProto) -> None:
+def batch_of_one(graph: ir.Graph) -> None:
     """Make the first attention's reshape valid for a batch of 1 only."""
-    (node,) = (node for node in proto.graph.node if node.name == "blocks.0.attention/Reshape.3")
-    (shape,) = (numpy_helper.to_array(tensor) for tensor in proto.graph.initializer if tensor.name == node.input[1])
-    node.input[1] = "shape.of.one"
-    proto.graph.initializer.append(numpy_helper.from_array(np.array([1, *shape[1:]], np.int64), "shape.of.one"))
+    node = graph.node("blocks.0.attention/Reshape.3")
+    shape = stored(node.inputs[1])
+    node.replace_input_with(1, add_constant(graph, "shape.of.one", np.array([1, *shape[1:]], np.int64)))
 
 
 def export(out: Path) -> Bundle:
@@ -61,10 +61,10 @@ def exporting(damage: Damage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every graph that the exporter gives is damaged."""
     exported = module.onnx_from_model
 
-    def broken(*given: Any, **options: Any) -> onnx.ModelProto:
-        proto = exported(*given, **options)
-        damage(proto)
-        return proto
+    def broken(*given: Any, **options: Any) -> ir.Model:
+        model = exported(*given, **options)
+        damage(model.graph)
+        return model
 
     monkeypatch.setattr(module, "onnx_from_model", broken)
 
@@ -74,9 +74,9 @@ def test_a_wrong_mask_entry_shows_in_the_logits_too(tmp_path: Path, monkeypatch:
     """Damaged after the masks were compared bit for bit: what is left is the run of the file."""
     prove = module.prove_folded
 
-    def damaged_later(proto: onnx.ModelProto, *folded: Any, **options: Any) -> Any:
-        records = prove(proto, *folded, **options)
-        wrong_mask_entry(proto)
+    def damaged_later(graph: ir.Graph, *folded: Any, **options: Any) -> Any:
+        records = prove(graph, *folded, **options)
+        wrong_mask_entry(graph)
         return records
 
     monkeypatch.setattr(module, "prove_folded", damaged_later)
@@ -92,9 +92,9 @@ def test_a_fault_that_our_kernels_would_hide_ends_the_export(
 ) -> None:
     """The damaged operators are those that our kernel replaces, so the graph with it may give right answers."""
     right = tensor_bundles["vit_gmm"]
-    proto = onnx.load(right.onnx_path)
-    batch_of_one(proto)
-    damaged = with_graph(right, tmp_path / "damaged", proto)
+    model = ir.load(right.onnx_path)
+    batch_of_one(model.graph)
+    damaged = with_graph(right, tmp_path / "damaged", ir.to_proto(model))
     inputs, logits = right.golden()
     with open_runner("openvino+kernels", damaged) as ours:
         np.testing.assert_allclose(ours.run(inputs), logits, atol=1e-5)
@@ -155,7 +155,7 @@ def test_a_fault_in_the_file_of_a_precision_ends_the_conversion(
 
     def broken(*given: Any, **options: Any) -> PreparedGraph:
         made = prepared(*given, **options)
-        batch_of_one(made.proto)
+        batch_of_one(made.model.graph)
         return made
 
     # The emulation would detect the fault as well; it is patched, so that only the proof of the file can.

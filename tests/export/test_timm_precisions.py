@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import onnx
+import onnx_ir as ir
 import pytest
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of
+from gmmvit_deploy.graphs.wiring import input_of
 from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from tests.models.families.small_models import random_images, require_logits_of_precision
 from tests.timm_graphs import timm_model
@@ -17,19 +19,19 @@ INSIDE = ("registers", "rmsnorm", "swin_padded", "beit", "eva02", "cait", "mobil
 pytestmark = pytest.mark.integration
 
 
-def graph_in(name: str, precision: Precision) -> onnx.ModelProto:
+def graph_in(name: str, precision: Precision) -> ir.Model:
     model = timm_model(name)
     calibration = [random_images(model.spec)] if precision in QUANTIZED else None
-    proto = graph_from_model(
+    graph = graph_from_model(
         model, precision, preprocessing=None, max_batch=8, calibration=calibration, what="the bundle"
-    ).proto
-    onnx.checker.check_model(proto, full_check=True)
-    return proto
+    ).model
+    onnx.checker.check_model(ir.to_proto(graph), full_check=True)
+    return graph
 
 
-def error_share(proto: onnx.ModelProto, name: str, precision: Precision) -> float:
+def error_share(graph: ir.Model, name: str, precision: Precision) -> float:
     model = timm_model(name)
-    return require_logits_of_precision(proto, precision, model, random_images(model.spec))
+    return require_logits_of_precision(graph, precision, model, random_images(model.spec))
 
 
 @pytest.mark.first(1)
@@ -43,14 +45,13 @@ def test_half_precision_stays_within_the_limits(name: str, precision: Precision)
     ("name", "precision"), [("clip", "int8"), ("rmsnorm", "int8"), ("swin_padded", "int8"), ("cait", "fp8")]
 )
 def test_projections_are_quantised(name: str, precision: Precision) -> None:
-    proto = graph_in(name, precision)
-    roles = roles_of(proto.graph)
-    quantised = {name for node in proto.graph.node if node.op_type == "DequantizeLinear" for name in node.output}
-    for node in proto.graph.node:
+    graph = graph_in(name, precision)
+    quantised = {value.name for node in graph.graph for value in node.outputs if node.op_type == "DequantizeLinear"}
+    for node, role in roles_of(graph.graph).items():
         if node.op_type in ("Conv", "Gemm", "MatMul"):
-            reads = sum(name.removesuffix(".float16") in quantised for name in node.input[:2])
-            assert reads == (2 if roles[node.name] == "projection" else 0), node.name
-    assert 0 < error_share(proto, name, precision) < 0.1
+            reads = sum(input_of(node, index).name.removesuffix(".float16") in quantised for index in (0, 1))
+            assert reads == (2 if role == "projection" else 0), node.name
+    assert 0 < error_share(graph, name, precision) < 0.1
 
 
 @pytest.mark.nightly

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from PIL import Image
 
@@ -48,7 +49,8 @@ def test_a_precision_is_recorded_whole(precision: str, precise_bundle: Bundle) -
     onnx.checker.check_model(proto, full_check=True)
     for graph in (proto, onnx.load(precise_bundle.onnx_path, load_external_data=False)):
         assert graph.ir_version == onnx.helper.find_min_ir_version_for(list(graph.opset_import), ignore_unknown=True)
-    assert {attention.mask for attention in attentions_of(proto.graph)} == set(record.constants.values())
+    attentions = attentions_of(ir.load(variant.path).graph)
+    assert {attention.mask for attention in attentions} == set(record.constants.values())
 
 
 @pytest.mark.nightly

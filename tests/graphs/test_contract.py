@@ -38,11 +38,12 @@ BROKEN = {
     "graph: graphs in graphs": "expected at most 8 levels of graphs inside operators",
     "graph: no outputs": "expected the outputs logits, got none",
     "graph: a second output": "expected the outputs logits, got logits, secret",
-    "graph: an output that is a sequence": "expected a tensor, got sequence_type as the type of logits",
-    "graph: input of a shape below 0": "sizes from 1, got ['batch', -8, 8, 3] as the shape of pixels",
+    "graph: an output that is a sequence": "expected a tensor, got Sequence(Tensor(FLOAT)) as the type of logits",
+    "graph: input of a shape below 0": "sizes from 1, got [batch,-8,8,3] as the shape of pixels",
     "graph: input without dimensions": "expected a batch and sizes from 1, got [] as the shape of pixels",
     "graph: no inputs": "expected the input pixels, got none",
     "graph: a second input": "expected the input pixels, got pixels, more",
+    "graph: two nodes with the same output": "the file is not an ONNX graph",
     "graph: text": "the file is not an ONNX graph",
 }
 

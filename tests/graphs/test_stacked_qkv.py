@@ -7,55 +7,53 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.graphs.exported import fold_constants
 from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
+from gmmvit_deploy.graphs.wiring import order_of
 from gmmvit_deploy.inference.matcher import MatchedAttention, attentions_in_onnx
+from tests.graphs.small_graphs import run
 from tests.timm_graphs import exported
 
 
-def logits(proto: onnx.ModelProto, images: np.ndarray) -> np.ndarray:
-    """Run the graph in ONNX Runtime without its optimisations, which depend on the form of the graph."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    result: np.ndarray = onnxruntime.InferenceSession(proto.SerializeToString(), options).run(None, {"tensor": images})[
-        0
-    ]
-    return result
-
-
-def folded(proto: onnx.ModelProto) -> onnx.ModelProto:
-    model = ir.from_proto(proto)
+def folded(model: ir.Model) -> ir.Model:
     fold_constants(model)
-    return ir.to_proto(model)
+    return model
 
 
-def images_for(proto: onnx.ModelProto, count: int = 3) -> np.ndarray:
-    shape = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim[1:]]
-    return np.random.default_rng(0).standard_normal((count, *shape), dtype=np.float32)
+def images_for(model: ir.Model, count: int = 3) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((count, *model.graph.inputs[0].shape[1:]), dtype=np.float32)
+
+
+def rewritten(model: ir.Model) -> ir.Model:
+    short = model.clone()
+    split_stacked_projections(short)
+    onnx.checker.check_model(ir.to_proto(short), full_check=True)
+    return short
+
+
+def text(model: ir.Model) -> str:
+    return str(ir.to_proto(model))
 
 
 @pytest.mark.first(1)
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["vit", "registers", "map_pooling", "swin", "beit", "pit", "eva02", "cait"])
 def test_the_rewritten_graph_computes_the_same_logits(name: str) -> None:
-    proto = folded(exported(name))
-    rewritten = split_stacked_projections(proto)
-    onnx.checker.check_model(rewritten, full_check=True)
-    assert rewritten is not proto
-    images = images_for(proto)
-    np.testing.assert_array_equal(logits(rewritten, images), logits(proto, images))
-    assert len({node.name for node in rewritten.graph.node}) == len(rewritten.graph.node)
-    orders = [list(a.ints) for node in rewritten.graph.node for a in node.attribute if a.name == "perm"]
-    assert [2, 0, 3, 1, 4] not in orders
-    assert split_stacked_projections(rewritten) is rewritten
+    model = folded(exported(name))
+    short = rewritten(model)
+    images = images_for(model)
+    np.testing.assert_array_equal(run(short, images, exact=True), run(model, images, exact=True))
+    assert len({node.name for node in short.graph}) == len(short.graph)
+    assert [2, 0, 3, 1, 4] in [order_of(node) for node in model.graph]
+    assert [2, 0, 3, 1, 4] not in [order_of(node) for node in short.graph]
+    assert text(rewritten(short)) == text(short)
 
 
-def stacked(windows: int = 0) -> onnx.ModelProto:
+def stacked(windows: int = 0) -> ir.Model:
     """Attention with n = 5, H = 2, d = 16 as timm computes Q, K and V; with windows, views them as (B / w, w, …)."""
     q, k, v, o = ("qw", "kw", "vw", "of") if windows else tuple("qkvo")
     views = "qw = Reshape(q, view)  kw = Reshape(k, view)  vw = Reshape(v, view)" if windows else ""
@@ -90,43 +88,48 @@ def stacked(windows: int = 0) -> onnx.ModelProto:
     model.graph.initializer.extend(numpy_helper.from_array(values, name) for name, values in constants.items())
     for node in model.graph.node:
         node.name = f"a/{node.output[0]}"
-    return onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    return ir.from_proto(onnx.shape_inference.infer_shapes(model, strict_mode=True))
 
 
 @pytest.mark.parametrize("windows", [0, 4])
 def test_gathers_and_windows(windows: int) -> None:
-    proto = stacked(windows)
-    rewritten = split_stacked_projections(proto)
-    onnx.checker.check_model(rewritten, full_check=True)
-    images = images_for(proto, count=8)
-    np.testing.assert_array_equal(logits(rewritten, images), logits(proto, images))
-    (match,) = attentions_in_onnx(rewritten.SerializeToString())
+    model = stacked(windows)
+    short, images = rewritten(model), images_for(model, count=8)
+    np.testing.assert_array_equal(run(short, images, exact=True), run(model, images, exact=True))
+    (match,) = attentions_in_onnx(ir.to_proto(short).SerializeToString())
     assert isinstance(match, MatchedAttention), match
     assert (match.heads, match.tokens, match.head_dim) == (2, 5, 16)
     assert match.windows == ((windows,) if windows else ())
     assert [part.column for part in match.parts] == [0, 32, 64]
 
 
-def _other_order(proto: onnx.ModelProto) -> None:
-    node = next(node for node in proto.graph.node if node.name == "a/p")
-    node.attribute[0].ints[:] = [2, 0, 3, 1, 4][::-1]
+def _other_order(model: ir.Model) -> None:
+    model.graph.node("a/p").attributes["perm"] = ir.AttrInt64s("perm", [4, 1, 3, 0, 2])
 
 
-def _second_reader(proto: onnx.ModelProto) -> None:
-    proto.graph.node.append(helper.make_node("Identity", ["p"], ["again"], name="again"))
+def _second_reader(model: ir.Model) -> None:
+    (p,) = model.graph.node("a/p").outputs
+    again = ir.node("Identity", [p], outputs=[ir.Value(name="again")], name="again")
+    model.graph.append(again)
+    model.graph.outputs.extend(again.outputs)
 
 
-def _no_shapes(proto: onnx.ModelProto) -> None:
-    del proto.graph.value_info[:]
+def _no_shapes(model: ir.Model) -> None:
+    for node in model.graph:
+        node.outputs[0].shape = None
 
 
 @pytest.mark.parametrize("change", [_other_order, _second_reader, _no_shapes])
-def test_other_graphs_are_left_alone(change: Callable[[onnx.ModelProto], None]) -> None:
-    proto = stacked()
-    change(proto)
-    assert split_stacked_projections(proto) is proto
+def test_other_graphs_are_left_alone(change: Callable[[ir.Model], None]) -> None:
+    model = stacked()
+    change(model)
+    before = text(model)
+    split_stacked_projections(model)
+    assert text(model) == before
 
 
-def test_a_graph_with_nothing_to_rewrite_is_returned(tensor_bundles: dict[str, Bundle]) -> None:
-    proto = onnx.load(tensor_bundles["vit_gmm"].onnx_path)
-    assert split_stacked_projections(proto) is proto
+def test_a_graph_with_nothing_to_rewrite_stays_the_same(tensor_bundles: dict[str, Bundle]) -> None:
+    model = ir.load(tensor_bundles["vit_gmm"].onnx_path)
+    before = text(model)
+    split_stacked_projections(model)
+    assert text(model) == before

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 
@@ -81,23 +82,23 @@ def test_the_folding_passes_keep_the_logits(name: str) -> None:
 @pytest.mark.first(1)
 @pytest.mark.parametrize("name", FOLDED)
 def test_the_graph_computes_the_logits_and_our_kernel_its_attentions(name: str, tmp_path: Path) -> None:
-    proto = onnx_from_model(folded(name).model, preprocessing=None, max_batch=8)
-    onnx.save(proto, tmp_path / "model.onnx")
+    graph = onnx_from_model(folded(name).model, preprocessing=None, max_batch=8)
+    ir.save(graph, tmp_path / "model.onnx")
     logits = program_from_onnx(tmp_path / "model.onnx").run(images().numpy())
     exact, noise = reference(name)
     assert np.abs(logits - exact).max() <= limit_from_noise(noise, "fp32").largest
-    assert "unknown" not in roles_of(proto.graph).values()
-    matches = attentions_in_onnx(proto.SerializeToString())
+    assert "unknown" not in roles_of(graph.graph).values()
+    matches = attentions_in_onnx((tmp_path / "model.onnx").read_bytes())
     refused = [match.name for match in matches if not isinstance(match, MatchedAttention)]
     assert refused == ([SHIFTED] if name == "swin" else [])
-    assert [match.name for match in matches] == [attention.name for attention in attentions_of(proto.graph)]
+    assert [match.name for match in matches] == [attention.name for attention in attentions_of(graph.graph)]
     assert len(matches) == (3 if name == "swin" else 2)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["clip", "siglip", "convnext", "resnet"])
 def test_the_graphs_of_other_classes_give_the_logits(name: str, tmp_path: Path) -> None:
-    onnx.save(onnx_from_model(folded(name).model, preprocessing=None, max_batch=8), tmp_path / "model.onnx")
+    ir.save(onnx_from_model(folded(name).model, preprocessing=None, max_batch=8), tmp_path / "model.onnx")
     logits = program_from_onnx(tmp_path / "model.onnx").run(images().numpy())
     exact, noise = reference(name)
     assert np.abs(logits - exact).max() <= limit_from_noise(noise, "fp32").largest
@@ -106,9 +107,9 @@ def test_the_graphs_of_other_classes_give_the_logits(name: str, tmp_path: Path) 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "precision"), [("swin", "fp16"), ("beit", "bf16")])
 def test_half_precision_stays_within_the_limits(name: str, precision: Precision) -> None:
-    proto = graph_from_model(loaded(name), precision, preprocessing=None, max_batch=8).proto
-    onnx.checker.check_model(proto, full_check=True)
+    graph = graph_from_model(loaded(name), precision, preprocessing=None, max_batch=8).model
+    onnx.checker.check_model(ir.to_proto(graph), full_check=True)
     exact, noise = reference(name)
-    error = emulated_logits(proto, images().numpy(), name=name) - exact
+    error = emulated_logits(graph, images().numpy(), name=name) - exact
     limit = limit_from_noise(noise, precision)
     assert 0 < np.abs(error).max() <= limit.largest

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import pytest
 import torch
 
@@ -173,7 +173,7 @@ def test_the_channels_are_in_the_order_of_the_image_processor(reversed_channels:
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-6)
     folded = fold(loaded.model)
     assert bool(folded.passes["reverse_channels"]) == reversed_channels
-    onnx.save(onnx_from_model(folded.model, preprocessing=image, max_batch=8), tmp_path / "model.onnx")
+    ir.save(onnx_from_model(folded.model, preprocessing=image, max_batch=8), tmp_path / "model.onnx")
     answer = program_from_onnx(tmp_path / "model.onnx").run(pixels[None])
     np.testing.assert_allclose(answer, expected.numpy(), rtol=0, atol=1e-5)
 

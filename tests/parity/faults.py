@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import torch
 from onnx import helper, numpy_helper
 from torch import nn
@@ -46,12 +47,12 @@ def rebuilt(bundle: Bundle, out: Path, change: ModelChange, *, preprocessing: Im
     with torch.no_grad():
         change(model)
     inside = preprocessing or bundle.manifest.image
-    proto = onnx_from_model(
+    graph = onnx_from_model(
         fold(model).model,
         preprocessing=inside if bundle.manifest.input_kind == "pixels" else None,
         max_batch=bundle.manifest.max_batch,
     )
-    return with_graph(bundle, out, proto)
+    return with_graph(bundle, out, ir.to_proto(graph))
 
 
 def with_graph(bundle: Bundle, out: Path, proto: onnx.ModelProto) -> Bundle:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from click.testing import Result
 from onnx import numpy_helper
@@ -320,7 +321,7 @@ def test_the_recorded_db_is_that_of_the_graph_that_ships(
     with np.load(calibration_images) as arrays:
         judged = precise_bundle.inputs_from_pixels(arrays["images"][3::4])
     quantised, plain = (
-        emulated_logits(onnx.load(path), judged, name="x") for path in (variant.path, precise_bundle.onnx_path)
+        emulated_logits(ir.load(path), judged, name="x") for path in (variant.path, precise_bundle.onnx_path)
     )
     assert variant.record.calibration["recipe"]["db"] == pytest.approx(signal_to_noise_db(quantised, plain), abs=0.02)
 

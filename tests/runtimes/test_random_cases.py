@@ -20,7 +20,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import pytest
 import torch
 
@@ -207,11 +207,11 @@ def programs_of(
     measured, recorded = Noise(largest=noise, rms=0.0, scale=float(np.abs(exact).max())), None
     if int8:
         options: Any = {"preprocessing": None, "max_batch": IMAGES, "calibration": [images], "for_cpu": True}
-        graph = graph_from_model(model, "int8", **options).proto
+        graph = graph_from_model(model, "int8", **options).model
         recorded = float(np.abs(emulated_logits(graph, images, name="int8") - exact).max())
     else:
         graph = onnx_from_model(fold(model).model, preprocessing=None, max_batch=IMAGES)
-    onnx.save(graph, path)
+    ir.save(graph, path)
     precisions: list[Precision] = ["int8"] if int8 else ["fp32", "bf16"] if has_bf16() else ["fp32"]
     for precision in precisions:
         limit = limit_from_noise(measured, precision, recorded=recorded).largest

@@ -5,6 +5,7 @@ A role says what a node is for. The precision policy assigns a data type to each
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +15,11 @@ from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.graphs.declared import Attention
 from gmmvit_deploy.graphs.folded import require_folded
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of, unknown_operators
-from gmmvit_deploy.graphs.weights import without_weights
+from gmmvit_deploy.graphs.wiring import inner_shape, input_of
 from gmmvit_deploy.inference.precision import Role
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    import onnx_ir as ir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,7 +34,7 @@ class GraphSource:
     """
 
     path: Path
-    proto: ModelProto
+    model: ir.Model
     tensor: str
     shape: tuple[int, ...]
     dtype: str
@@ -54,71 +55,63 @@ def source_from_onnx(path: Path) -> GraphSource:
     Errors: InputError when the file is missing, is not an ONNX model, or has not exactly one input, with a dynamic
     batch and fixed other dimensions.
     """
-    import onnx
+    import onnx_ir as ir
 
     try:
-        proto = onnx.load(path)
+        model = ir.load(path)
     except FileNotFoundError as exc:
         raise InputError(f"{path}: no such file") from exc
     except Exception as exc:  # protobuf's exception classes differ between its versions
         first = str(exc).strip().splitlines()[:1]
         raise InputError(f"{path}: not an ONNX model: {first[0] if first else exc}") from exc
-    if not proto.graph.node:
+    if not len(model.graph):
         raise InputError(f"{path}: not an ONNX model: it has no nodes")
-    for number, node in enumerate(proto.graph.node):
+    for number, node in enumerate(model.graph):
         node.name = node.name or f"{node.op_type}_{number}"  # roles are found by names, which ONNX does not require
-    tensor, shape, dtype = _input(path, proto)
-    attentions = attentions_of(proto.graph)
-    unknown = unknown_operators(proto.graph)
+    tensor, shape, dtype = _input(path, model.graph)
+    attentions = attentions_of(model.graph)
+    unknown = unknown_operators(model.graph)
     unjudged = ""
     if unknown:
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         verb = "has" if len(unknown) == 1 else "have"
         unjudged = f"{', '.join(unknown[:3])}{more} {verb} no role in the precision policy"
     try:
-        require_folded(proto)
+        require_folded(model.graph)
         unfolded: tuple[str, ...] = ()
     except ExportError as exc:
         unfolded = (str(exc),)
     return GraphSource(
         path=path,
-        proto=proto,
+        model=model,
         tensor=tensor,
         shape=shape,
         dtype=dtype,
         attentions=attentions,
-        head_dims=_head_dims(proto, attentions),
-        roles={} if unknown else roles_of(proto.graph),
+        head_dims=_head_dims(model, attentions),
+        roles={} if unknown else {str(node.name): role for node, role in roles_of(model.graph).items()},
         unjudged=unjudged,
         unfolded=unfolded,
     )
 
 
-def _input(path: Path, proto: ModelProto) -> tuple[str, tuple[int, ...], str]:
-    from onnx import helper
-
-    constants = {tensor.name for tensor in proto.graph.initializer}
-    inputs = [value for value in proto.graph.input if value.name not in constants]
+def _input(path: Path, graph: ir.Graph) -> tuple[str, tuple[int, ...], str]:
+    inputs = [value for value in graph.inputs if not value.is_initializer()]
     if len(inputs) != 1:
         raise InputError(f"{path}: expected a single input, the images, got {len(inputs)} inputs")
-    kind = inputs[0].type.tensor_type
-    dims = [dim.dim_value for dim in kind.shape.dim]
-    if len(dims) < 2 or dims[0] or not all(dims[1:]):
-        raise InputError(
-            f"{path}: expected an input with a dynamic batch and fixed other dimensions, got {dims} (0 is dynamic)"
-        )
-    return inputs[0].name, tuple(dims[1:]), str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    (image,) = inputs
+    shape, inner = image.shape, inner_shape(image)
+    if image.dtype is None or shape is None or inner is None or shape.is_static(0):
+        raise InputError(f"{path}: expected an input with a dynamic batch and fixed other dimensions, got {shape}")
+    return str(image.name), inner, str(image.dtype.numpy())
 
 
-def _head_dims(proto: ModelProto, attentions: tuple[Attention, ...]) -> dict[str, int]:
+def _head_dims(model: ir.Model, attentions: tuple[Attention, ...]) -> dict[str, int]:
     """Map each attention to the head dim, the last dimension of Q, where it can be inferred."""
-    from onnx import shape_inference
+    from onnx_ir.passes.common import ShapeInferencePass
 
-    try:
-        inferred = shape_inference.infer_shapes(without_weights(proto), data_prop=True).graph
-    except shape_inference.InferenceError:
-        return {}  # Some converters write inconsistent shapes. Only messages use the inferred shapes.
-    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in inferred.value_info}
-    first = {node.name: node.input[0] for node in inferred.node}
-    dims = {attention.name: shapes.get(first[attention.nodes[0]], [0])[-1:] for attention in attentions}
-    return {name: dim[0] for name, dim in dims.items() if dim and dim[0]}
+    # Some converters write inconsistent shapes, of which the pass warns. Only messages use the inferred shapes.
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)
+    ShapeInferencePass(strict_mode=False)(model)
+    queries = {attention.name: input_of(model.graph.node(attention.nodes[0]), 0).shape for attention in attentions}
+    return {name: shape[-1] for name, shape in queries.items() if shape and isinstance(shape[-1], int)}

@@ -73,7 +73,7 @@ def engine_from_bundle(
         )
     source = source_from_onnx(variant.path)
     if source.unfolded:
-        require_folded(source.proto)
+        require_folded(source.model.graph)
     manifest = bundle.manifest
     masks = variant.record.mask_sha256 if variant.record else {m.layer: m.constant_sha256 for m in manifest.masks}
     hashes = {"bundle": bundle.sha256, "checkpoint": manifest.checkpoint["sha256"], "onnx": variant.sha256}
@@ -84,7 +84,7 @@ def engine_from_bundle(
         max_batch=manifest.max_batch,
         hashes=hashes,
         masks=masks,
-        not_quantized=frozenset(projections_named(source.proto.graph, left)),
+        not_quantized=frozenset(projections_named(source.model.graph, left)),
     )
     target = out or bundle.path / "engines" / engine_name(options, flavor)
     return _build(source, options, flavor, target, mask_cost=mask_cost, log=log, force=force, on_progress=on_progress)
@@ -293,7 +293,7 @@ def _mask_cost(
     onnx: Path,
 ) -> MaskCost:
     """Compare an engine with its twin, of the same graph with a scalar in place of every mask, written to ``onnx``."""
-    write_graph(with_masks_of_one(source.proto), onnx)
+    write_graph(with_masks_of_one(source.model), onnx)
     twin = build(onnx)
     own, other = (layers_from_text(next(iter(built.layers.values()))) for built in (plan, twin))
     times = _times(source, profiles, flavor, plan, twin) if visible_gpu() else (None, None)

@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.graphs.emulate import with_quantized_activations, without_bfloat16
 from gmmvit_deploy.graphs.quantized_faults import quantized_range
-from gmmvit_deploy.graphs.wiring import Wiring
-from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_proto, with_outputs
+from gmmvit_deploy.graphs.wiring import input_of
+from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_model, with_outputs
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from numpy.typing import NDArray
-    from onnx import ModelProto
 _BATCH = 8  # the inputs that run at once
 
 
-def emulated_logits(proto: ModelProto, inputs: NDArray[Any], *, name: str) -> NDArray[Any]:
+def emulated_logits(model: ir.Model, inputs: NDArray[Any], *, name: str) -> NDArray[Any]:
     """Compute the first output of `emulated_outputs`, the float32 logits (B, C)."""
-    return emulated_outputs(proto, inputs, name=name)[0]
+    return emulated_outputs(model, inputs, name=name)[0]
 
 
-def emulated_outputs(proto: ModelProto, inputs: NDArray[Any], *, name: str) -> tuple[NDArray[Any], ...]:
+def emulated_outputs(model: ir.Model, inputs: NDArray[Any], *, name: str) -> tuple[NDArray[Any], ...]:
     """Compute the float32 outputs (B, …) of a graph with every rounding of the graph.  inputs: (B, …).
 
     name: the graph's name in error messages.  Errors: BundleError when ONNX Runtime cannot load the graph.
     """
     import numpy as np
 
-    session = session_from_proto(with_quantized_activations(without_bfloat16(proto)), name, exact=True)
-    (image,) = (value.name for value in proto.graph.input)
+    session = session_from_model(with_quantized_activations(without_bfloat16(model)), name, exact=True)
+    (image,) = (value.name for value in model.graph.inputs)
     parts = [session.run(None, {image: inputs[i : i + _BATCH]}) for i in range(0, len(inputs), _BATCH)]
     return tuple(np.concatenate(rows) for rows in zip(*parts, strict=True))
 
@@ -42,15 +42,15 @@ def emulated_outputs(proto: ModelProto, inputs: NDArray[Any], *, name: str) -> t
 class CountedGraph:
     """A quantised graph that runs with every rounding, and counts the values that saturate."""
 
-    def __init__(self, proto: ModelProto, *, name: str) -> None:
+    def __init__(self, model: ir.Model, *, name: str) -> None:
         """Arguments and errors: as `emulated_outputs`."""
-        graph = with_quantized_activations(without_bfloat16(proto))
-        (self._image,) = (value.name for value in graph.graph.input)
-        self._nodes = [node for node in graph.graph.node if node.op_type == "QuantizeLinear"]
-        wiring = Wiring(graph.graph)
-        self._ranges = {node.name: quantized_range(wiring, node) for node in self._nodes}
-        self._names = list(dict.fromkeys([graph.graph.output[0].name, *(node.input[0] for node in self._nodes)]))
-        self._session = session_from_proto(with_outputs(graph, self._names), name, exact=True)
+        graph = with_quantized_activations(without_bfloat16(model))
+        (self._image,) = (value.name for value in graph.graph.inputs)
+        nodes = {str(node.name): node for node in graph.graph if node.op_type == "QuantizeLinear"}
+        self._ranges = {name: quantized_range(node) for name, node in nodes.items()}
+        self._read = {name: input_of(node, 0).name for name, node in nodes.items()}
+        self._names = list(dict.fromkeys([graph.graph.outputs[0].name, *self._read.values()]))
+        self._session = session_from_model(with_outputs(graph, self._names), name, exact=True)
         self._beyond = dict.fromkeys(self._ranges, 0)
         self._counts = dict.fromkeys(self._ranges, 0)
 
@@ -68,12 +68,11 @@ class CountedGraph:
             rows.append(answers[0])
             if counted is None:
                 continue
-            for node in self._nodes:
-                low, high = self._ranges[node.name]
+            for name, (low, high) in self._ranges.items():
                 # A value that exceeds the range by less than half a step is rounded.
-                x, half = values[node.input[0]][counted[start : start + _BATCH]], (high - low) / 510
-                self._beyond[node.name] += int(np.count_nonzero((x < low - half) | (x > high + half)))
-                self._counts[node.name] += x.size
+                x, half = values[self._read[name]][counted[start : start + _BATCH]], (high - low) / 510
+                self._beyond[name] += int(np.count_nonzero((x < low - half) | (x > high + half)))
+                self._counts[name] += x.size
         return np.concatenate(rows)
 
     def saturated(self) -> dict[str, float]:

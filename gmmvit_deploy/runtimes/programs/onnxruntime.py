@@ -19,12 +19,12 @@ from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.graphs.calibration import Calibration
 from gmmvit_deploy.graphs.quantize import activations_of
 from gmmvit_deploy.graphs.weights import has_external_weights, write_graph
-from gmmvit_deploy.graphs.wiring import copy_of, end_of_normalisation
+from gmmvit_deploy.graphs.wiring import end_of_normalisation
 from gmmvit_deploy.inference.onnxruntime_program import OnnxRuntimeProgram, session_options
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from numpy.typing import NDArray
-    from onnx import ModelProto
 
 
 _DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu")
@@ -97,35 +97,37 @@ def session_from_onnx(graph: Path | bytes, name: str = "", *, threads: int | Non
         raise BundleError(f"{name or graph!s}: ONNX Runtime {version} cannot load this graph: {exc}") from exc
 
 
-def session_from_proto(proto: ModelProto, name: str, *, exact: bool = False) -> Any:
+def session_from_model(model: ir.Model, name: str, *, exact: bool = False) -> Any:
     """Open a graph as `session_from_onnx` does.  A graph with large weights is written to a temporary folder."""
-    if not has_external_weights(proto):
-        return session_from_onnx(proto.SerializeToString(), name, exact=exact)
+    import onnx_ir as ir
+
+    if not has_external_weights(model):
+        return session_from_onnx(ir.to_proto(model).SerializeToString(), name, exact=exact)
     with temporary_folder("graph") as folder:
-        write_graph(proto, folder / "model.onnx")
+        write_graph(model, folder / "model.onnx")
         return session_from_onnx(folder / "model.onnx", name, exact=exact)
 
 
-def with_outputs(proto: ModelProto, names: Iterable[str]) -> ModelProto:
+def with_outputs(model: ir.Model, names: Iterable[str | None]) -> ir.Model:
     """Return a copy of a graph with the named tensors as further outputs; ONNX Runtime infers their types."""
-    from onnx import ValueInfoProto
+    import onnx_ir as ir
 
-    out = copy_of(proto)
-    present = {output.name for output in out.graph.output}
-    out.graph.output.extend(ValueInfoProto(name=name) for name in names if name not in present)
+    out = model.clone()
+    tensors, outputs = ir.convenience.create_value_mapping(out.graph), out.graph.outputs
+    outputs.extend(tensors[name] for name in dict.fromkeys(names) if name and tensors[name] not in outputs)
     return out
 
 
-def calibrate(proto: ModelProto, batches: Iterable[NDArray[Any]], *, moments: bool = False) -> Calibration:
+def calibrate(model: ir.Model, batches: Iterable[NDArray[Any]], *, moments: bool = False) -> Calibration:
     """Run a float32 graph on ``batches``, and measure the input of each linear map that quantisation changes.
 
     moments: True to measure second moments too, with which weights are rounded.
     Errors: InputError when there is no image, or a value is not finite.
     BundleError when ONNX Runtime cannot load the graph.
     """
-    names = activations_of(proto.graph)
-    session = session_from_proto(with_outputs(proto, names), "the graph for calibration")
-    (image,) = (value.name for value in proto.graph.input)
+    names = activations_of(model.graph)
+    session = session_from_model(with_outputs(model, names), "the graph for calibration")
+    (image,) = (value.name for value in model.graph.inputs)
     calibration = Calibration()
     for batch in batches:
         for name, values in zip(names, session.run(list(names), {image: batch}), strict=True):
@@ -144,14 +146,13 @@ def normalised_in_graph(path: Path, pixels: NDArray[Any]) -> NDArray[Any] | None
     pixels: uint8 (B, height, width, channels).
     Returns float32 (B, channels, height, width), or None if the graph does not normalise.
     """
-    import onnx
+    import onnx_ir as ir
 
-    proto = onnx.load(path)
-    name = end_of_normalisation(proto.graph)
-    if name is None:
+    model = ir.load(path)
+    end = end_of_normalisation(model.graph)
+    if end is None:
         return None
-    (image,) = (value.name for value in proto.graph.input)
-    del proto.graph.output[:]
-    session = session_from_proto(with_outputs(proto, [name]), path.name, exact=True)
-    tensor: NDArray[Any] = session.run([name], {image: pixels})[0]
+    model.graph.outputs[:] = [end]
+    session = session_from_model(model, path.name, exact=True)
+    tensor: NDArray[Any] = session.run(None, {model.graph.inputs[0].name: pixels})[0]
     return tensor

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gmmvit_deploy.errors import BundleError, RunnerUnavailableError
 from gmmvit_deploy.graphs.role_patterns import size_values
-from gmmvit_deploy.graphs.wiring import Wiring
 from gmmvit_deploy.inference.onnxruntime_program import session_options
 from gmmvit_deploy.runtimes.programs.onnxruntime import import_onnxruntime, require_onnxruntime
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from numpy.typing import NDArray
-    from onnx import ModelProto
 
 
 CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
@@ -211,10 +210,11 @@ def _placement(session: Any, first: str) -> Placement:
 
 def _require_placement(placement: Placement, graph: Path | bytes, name: str, providers: Mapping[str, object]) -> None:
     import onnx
+    import onnx_ir as ir
 
     first = placement.first
-    proto = onnx.load_from_string(graph) if isinstance(graph, bytes) else onnx.load(graph, load_external_data=False)
-    sizes = _size_nodes(proto)
+    model = ir.from_proto(onnx.load_from_string(graph)) if isinstance(graph, bytes) else ir.load(graph)
+    sizes = _size_nodes(model.graph)
     elsewhere = [
         node
         for provider, nodes in placement.nodes.items()
@@ -236,10 +236,10 @@ def _require_placement(placement: Placement, graph: Path | bytes, name: str, pro
         )
 
 
-def _size_nodes(proto: ModelProto) -> set[str]:
+def _size_nodes(graph: ir.Graph) -> set[str]:
     """Return the names of the nodes that compute sizes, and nothing else."""
-    sizes = size_values(proto.graph, Wiring(proto.graph))
-    return {node.name for node in proto.graph.node if node.name and sizes.issuperset(node.output)}
+    sizes = size_values(graph)
+    return {node.name for node in graph if node.name and sizes.issuperset(node.outputs)}
 
 
 class BoundProgram:

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.graphs.weights import write_graph
-from gmmvit_deploy.graphs.wiring import Wiring
+from gmmvit_deploy.graphs.wiring import inner_shape, stored
 from gmmvit_deploy.inference.cores import cores
 from gmmvit_deploy.inference.openvino_program import OpenVinoProgram
 from gmmvit_deploy.measure.turns import seconds_in_turn, time_ratio
 from gmmvit_deploy.runtimes.programs.openvino import read_graph
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from numpy.typing import NDArray
-    from onnx import ModelProto, NodeProto
 
 
 _TIMES = 2
 """The profile of single kernels takes so many times as long as the ratio of two programs."""
 
 
-def relative_time(plain: ModelProto, other: ModelProto, batch: NDArray[Any]) -> float:
+def relative_time(plain: ir.Model, other: ir.Model, batch: NDArray[Any]) -> float:
     """Return the time of a graph divided by that of the float32 graph, as runners and servers run them.
 
     batch: the inputs (B, …) of each run.
@@ -34,14 +34,14 @@ def relative_time(plain: ModelProto, other: ModelProto, batch: NDArray[Any]) -> 
     """
     require("openvino", package="openvino", extra="openvino")
     with temporary_folder("graphs") as folder:
-        for name, proto in (("plain", plain), ("other", other)):
-            write_graph(proto, folder / f"{name}.onnx")
+        for name, model in (("plain", plain), ("other", other)):
+            write_graph(model, folder / f"{name}.onnx")
         programs = [OpenVinoProgram(folder / f"{name}.onnx", hint="f32") for name in ("plain", "other")]
         return 1 / time_ratio(*(partial(program.run, batch) for program in programs)).value
 
 
 def projection_gains(
-    plain: ModelProto, quantized: ModelProto, projections: Sequence[NodeProto], batch: NDArray[Any]
+    plain: ir.Model, quantized: ir.Model, projections: Sequence[ir.Node], batch: NDArray[Any]
 ) -> dict[str, float]:
     """Return the name of each projection → its milliseconds in the float32 graph minus those in the int8 graph.
 
@@ -49,36 +49,34 @@ def projection_gains(
     same shape get the median of their differences, because other programs disturb a single one.
     projections: nodes of the float32 graph.  batch, errors: as in `relative_time`.
     """
-    graphs = [_Profiled(proto, batch) for proto in (plain, quantized)]
+    graphs = [_Profiled(model, batch) for model in (plain, quantized)]
     seconds_in_turn([graph.run for graph in graphs], times=_TIMES)
-    wiring = Wiring(plain.graph)
     owners: dict[str, str] = {}
     for node in projections:
-        owners |= dict.fromkeys((node.name, f"{node.name}/QuantizeLinear"), node.name)
-        owners |= {
-            reader.name: node.name for reader in wiring.readers.get(node.output[0], ()) if reader.op_type == "Add"
-        }
+        owner, readers = str(node.name), node.outputs[0].consumers()
+        additions = (str(reader.name) for reader in readers if reader.op_type == "Add")
+        owners |= dict.fromkeys((owner, f"{owner}/QuantizeLinear", *additions), owner)
     before, after = (graph.milliseconds_of(owners) for graph in graphs)
     differences = {name: before[name] - after[name] for name in before if name in after}
+    shapes = {str(node.name): _shape(node) for node in projections}
     alike: dict[Any, list[float]] = defaultdict(list)
-    for node in projections:
-        if node.name in differences:
-            alike[_shape(node, wiring)].append(differences[node.name])
+    for name, difference in differences.items():
+        alike[shapes[name]].append(difference)
     default = median(differences.values()) if differences else 0.0  # for a projection that OpenVINO renamed
-    return {node.name: median(alike.get(_shape(node, wiring), [default])) for node in projections}
+    return {name: median(alike.get(shape, [default])) for name, shape in shapes.items()}
 
 
-def _shape(projection: NodeProto, wiring: Wiring) -> Any:
-    return *wiring.initializers[projection.input[1]].dims, wiring.inner_shape(projection.output[0])
+def _shape(projection: ir.Node) -> Any:
+    return stored(projection.inputs[1]).shape, inner_shape(projection.outputs[0])
 
 
 class _Profiled:
     """A graph that OpenVINO runs with a profile of its kernels."""
 
-    def __init__(self, proto: ModelProto, batch: NDArray[Any]) -> None:
+    def __init__(self, graph: ir.Model, batch: NDArray[Any]) -> None:
         openvino = require("openvino", package="openvino", extra="openvino")
         with temporary_folder("graph") as folder:
-            write_graph(proto, folder / "model.onnx")
+            write_graph(graph, folder / "model.onnx")
             model = read_graph(folder / "model.onnx")
             shape = model.inputs[0].partial_shape
             shape[0] = len(batch)

@@ -127,12 +127,12 @@ class OpenVinoRunner(Runner):
 
     def inspectable(self) -> Inspection:
         """Return the OpenVINO model that computes the chunks of a large batch, with our kernels if they are used."""
-        import onnx
+        import onnx_ir as ir
 
         ours = " with our kernels" if self._arithmetic else ""
         name = f"{self.graph.path.name}{ours} in OpenVINO"
         # OpenVINO keeps the tensor names of the ONNX file. The nodes of the file give the module of each tensor.
-        return Inspection(InspectableGraph(name=name, proto=onnx.load(self.graph.path), values=self._values), "")
+        return Inspection(InspectableGraph(name=name, model=ir.load(self.graph.path), values=self._values), "")
 
     def _values(self, inputs: NDArray[Any], tensors: Sequence[str]) -> dict[str, NDArray[Any]]:
         import openvino

@@ -26,8 +26,8 @@ from gmmvit_deploy.runtimes.runners.inspection import inspectable_in_onnxruntime
 from gmmvit_deploy.runtimes.runners.runner import Inspection, Runner
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from numpy.typing import NDArray
-    from onnx import ModelProto
 
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.bundle.variants import Variant
@@ -96,9 +96,9 @@ class OnnxRuntimeRunner(_SessionRunner):
 
     def inspectable(self) -> Inspection:
         """Return the graph that runs."""
-        import onnx
+        import onnx_ir as ir
 
-        return Inspection(inspectable_in_onnxruntime(self.graph.path.name, onnx.load(self.graph.path)), "")
+        return Inspection(inspectable_in_onnxruntime(self.graph.path.name, ir.load(self.graph.path)), "")
 
 
 class OnnxRuntimeGpuRunner(_SessionRunner):
@@ -142,13 +142,13 @@ class OnnxRuntimeGpuRunner(_SessionRunner):
 
     def inspectable(self) -> Inspection:
         """Return the graph that runs, on the same provider. TensorRT would compile a graph with more outputs anew."""
-        import onnx
+        import onnx_ir as ir
 
         if TENSORRT in self._providers:
             return stand_in(self.graph, f"{self.name} cannot be inspected")
         name = f"{self.graph.path.name} on {next(iter(self._providers))}"
         return Inspection(
-            inspectable_in_onnxruntime(name, onnx.load(self.graph.path), partial(_session, providers=self._providers)),
+            inspectable_in_onnxruntime(name, ir.load(self.graph.path), partial(_session, providers=self._providers)),
             "",
         )
 
@@ -157,9 +157,9 @@ class OnnxRuntimeGpuRunner(_SessionRunner):
         self._program = None
 
 
-def _session(proto: ModelProto, name: str, *, providers: Mapping[str, Mapping[str, str]]) -> Any:
+def _session(model: ir.Model, name: str, *, providers: Mapping[str, Mapping[str, str]]) -> Any:
     with temporary_folder("graph") as folder:
-        write_graph(proto, folder / "model.onnx")
+        write_graph(model, folder / "model.onnx")
         return session_on_providers(folder / "model.onnx", name, providers)[0]
 
 

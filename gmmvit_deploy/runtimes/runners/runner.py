@@ -25,8 +25,8 @@ from gmmvit_deploy.inference.precision import SPECS
 from gmmvit_deploy.inference.runner_name import Form, RunnerName
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from numpy.typing import NDArray
-    from onnx import ModelProto
 
     from gmmvit_deploy.bundle.artifacts import Bundle
     from gmmvit_deploy.bundle.cascades import CascadeRecord
@@ -43,13 +43,13 @@ Device = Literal["cpu", "gpu"]
 class InspectableGraph:
     """A graph whose inner tensors can be read.
 
-    name: name of the graph in reports.  proto: the graph; the nodes are named after the model's modules.
+    name: name of the graph in reports.  model: the graph; the nodes are named after the model's modules.
     values: a function of a batch and of names of tensors, which it adds to the graph's outputs; returns name → array,
     always with ``logits``, and without tensors that the runtime optimised away.
     """
 
     name: str
-    proto: ModelProto
+    model: ir.Model
     values: Callable[[NDArray[Any], Sequence[str]], Mapping[str, NDArray[Any]]]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import torch
 
 from gmmvit_deploy.bundle.artifacts import Bundle
@@ -77,13 +76,11 @@ FAMILY_EXAMPLES = (*(Small(family, max(family.mask_kinds, key=_ORDER.index)) for
 tests/export/test_bundle.py exports the golden files, which have every kind of mask."""
 
 
-def _refuse(graph: onnx.GraphProto) -> None:
+def _refuse(graph: ir.Graph) -> None:
     raise AssertionError("a role was guessed")
 
 
-def require_logits_of_precision(
-    graph: onnx.ModelProto, precision: Precision, model: Model, images: np.ndarray
-) -> float:
+def require_logits_of_precision(graph: ir.Model, precision: Precision, model: Model, images: np.ndarray) -> float:
     """Check that a graph in another precision computes the float64 logits of the model, within limits.
 
     Returns the largest difference, divided by the largest logit.
@@ -116,7 +113,7 @@ class SmallExports:
     """Bundles of small models, and the float32 graphs of each precision, exported with `failing_rules`."""
 
     folder: Path
-    graphs: dict[tuple[str, bool], onnx.ModelProto] = field(default_factory=dict)
+    graphs: dict[tuple[str, bool], ir.Model] = field(default_factory=dict)
 
     def bundle(self, small: Small) -> Bundle:
         def make(out: Path) -> None:
@@ -127,10 +124,10 @@ class SmallExports:
 
         return once(self.folder / f"small-{small}", make)
 
-    def graph(self, small: Small, precision: Precision, model: Model) -> onnx.ModelProto:
+    def graph(self, small: Small, precision: Precision, model: Model) -> ir.Model:
         """What `onnx_from_model` gives for the folded form of this precision; torch exports each form once."""
         key = (str(small), precision in QUANTIZED)
         if key not in self.graphs:
             with failing_rules():
                 self.graphs[key] = onnx_from_model(model, preprocessing=None, max_batch=MAX_BATCH)
-        return copy.deepcopy(self.graphs[key])
+        return self.graphs[key].clone()

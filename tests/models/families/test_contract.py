@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, get_args
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import pytest
 import torch
 
@@ -255,8 +255,8 @@ def test_exports_and_reopens(small: Small, small_exports: SmallExports) -> None:
 @each_example
 def test_every_node_declares_its_role(small: Small, small_exports: SmallExports) -> None:
     bundle = small_exports.bundle(small)  # exported with rules that raise
-    graph = onnx.load(bundle.onnx_path).graph
-    assert [node.name for node in graph.node if declared_role(node) is None] == []
+    graph = ir.load(bundle.onnx_path).graph
+    assert [node.name for node in graph if declared_role(node) is None] == []
 
 
 @each_example
@@ -280,7 +280,7 @@ def test_each_precision_exports(
 ) -> None:
     model, images = small.model(), small.images()
 
-    def exported_once(folded: Any, **options: Any) -> onnx.ModelProto:
+    def exported_once(folded: Any, **options: Any) -> ir.Model:
         return small_exports.graph(small, precision, folded)
 
     monkeypatch.setattr(graphs_of_precisions, "onnx_from_model", exported_once)
@@ -289,9 +289,9 @@ def test_each_precision_exports(
         prepared = graphs_of_precisions.graph_from_model(
             model, precision, preprocessing=None, max_batch=MAX_BATCH, calibration=calibration
         )
-    roles = {declared_role(node) for node in prepared.proto.graph.node}
+    roles = {declared_role(node) for node in prepared.model.graph}
     assert roles <= set(ROLES)
-    require_logits_of_precision(prepared.proto, precision, model, images)
+    require_logits_of_precision(prepared.model, precision, model, images)
 
 
 # ---- parity and pictures -------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_blocks_are_listed_in_the_order_in_which_the_graph_runs_them(small: Smal
     assert ran == list(blocks)
     inside = [name for name in attention_names(model) if any(f"{name}.".startswith(f"{block}.") for block in blocks)]
     assert inside == attention_names(model)
-    assert list(last_tensors(onnx.load(small_exports.bundle(small).onnx_path), blocks)) == list(blocks)
+    assert list(last_tensors(ir.load(small_exports.bundle(small).onnx_path).graph, blocks)) == list(blocks)
 
 
 @each_small

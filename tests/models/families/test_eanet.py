@@ -100,7 +100,7 @@ def test_a_graph_gives_finite_logits_where_weights_underflow(precision: Precisio
     assert (weights[0] == 0).unflatten(-1, (-1, 2)).all(-1).any()
     calibration = [images] if precision in QUANTIZED else None
     prepared = graph_from_model(model, precision, preprocessing=None, max_batch=4, calibration=calibration)
-    logits = emulated_logits(prepared.proto, images, name=precision)
+    logits = emulated_logits(prepared.model, images, name=precision)
     assert np.isfinite(logits).all()
     if precision == "fp32":
         np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-3)

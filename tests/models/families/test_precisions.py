@@ -51,6 +51,6 @@ def test_each_precision_exports(name: str, precision: Precision) -> None:
     calibration = [images] if precision in QUANTIZED else None
     with failing_rules():
         prepared = graph_from_model(model, precision, preprocessing=None, max_batch=8, calibration=calibration)
-    assert {declared_role(node) for node in prepared.proto.graph.node} <= set(ROLES)
-    share = require_logits_of_precision(prepared.proto, precision, model, images)
+    assert {declared_role(node) for node in prepared.model.graph} <= set(ROLES)
+    share = require_logits_of_precision(prepared.model, precision, model, images)
     assert share < (0.25 if precision in QUANTIZED else 0.05)

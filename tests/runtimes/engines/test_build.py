@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
@@ -49,8 +49,8 @@ def strict(**changes: object) -> BuildOptions:
     return BuildOptions(**{**values, **changes})
 
 
-def saved(proto: onnx.ModelProto, path: Path) -> Path:
-    onnx.save(proto, path)
+def saved(graph: ir.Model, path: Path) -> Path:
+    ir.save(graph, path)
     return path
 
 
@@ -63,7 +63,7 @@ def saved(proto: onnx.ModelProto, path: Path) -> Path:
 def test_every_attention_of_every_family_is_one_kernel(
     name: str, attentions: int, tensor_bundles: dict[str, Bundle], rtx: Flavor, tmp_path: Path
 ) -> None:
-    graph = saved(prepared_graph(tensor_bundles[name], "fp16").proto, tmp_path / "m.onnx")
+    graph = saved(prepared_graph(tensor_bundles[name], "fp16").model, tmp_path / "m.onnx")
     card = engine_from_onnx(graph, strict(), rtx, out=tmp_path / "e").card
     assert len(card.attentions) == attentions
     unmasked = {"stages.2.0.attention"} if name == "pit_gmm" else set()  # folding removes this mask, which is dead
@@ -98,7 +98,7 @@ def test_the_deep_models_of_the_paper(preset: str, rtx: Flavor, tmp_path: Path) 
 def test_how_large_a_head_dim_may_be(head_dim: int, fused: bool, rtx: Flavor, tmp_path: Path) -> None:
     vit = preset_spec("vit", classes=3, image_size=32, mask=GMM)
     model = model_from_spec(replace(vit, depth=1, heads=2, head_dim=head_dim, dim=32, mlp_dim=32)).eval()
-    graph = saved(graph_from_model(model, "fp16", preprocessing=None, max_batch=8).proto, tmp_path / "m.onnx")
+    graph = saved(graph_from_model(model, "fp16", preprocessing=None, max_batch=8).model, tmp_path / "m.onnx")
     (proof,) = engine_from_onnx(graph, ADA, rtx, out=tmp_path / "e").card.attentions
     assert proof.fused == fused
     assert fused or proof.reason.startswith("head dim 264: fused kernels take 16 to 256")
@@ -204,7 +204,7 @@ class TestRequired:
     def test_head_mixing_between_masks_and_softmax(
         self, tensor_bundles: dict[str, Bundle], rtx: Flavor, tmp_path: Path
     ) -> None:
-        graph = saved(prepared_graph(tensor_bundles["cait_gmm"], "fp16").proto, tmp_path / "m.onnx")
+        graph = saved(prepared_graph(tensor_bundles["cait_gmm"], "fp16").model, tmp_path / "m.onnx")
         card = engine_from_onnx(graph, ADA, rtx, out=tmp_path / "e").card
         assert {proof.name.split(".")[0]: proof.fused for proof in card.attentions} == {
             "patch_blocks": False,
@@ -228,18 +228,18 @@ class TestRequired:
     @pytest.mark.nightly
     def test_a_graph_that_the_policy_does_not_know(self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
         """A requirement that cannot be judged does not pass."""
-        proto = onnx.load(precise_bundle.path / "graphs/fp16.onnx")
-        node = next(node for node in proto.graph.node if node.op_type == "Gelu")
+        model = ir.load(precise_bundle.path / "graphs/fp16.onnx")
+        node = next(node for node in model.graph if node.op_type == "Gelu")
         node.op_type = "Erf"
-        del node.metadata_props[:]  # a node without a declared role, as in a graph from another exporter
-        graph = saved(proto, tmp_path / "m.onnx")
+        node.metadata_props.clear()  # a node without a declared role, as in a graph from another exporter
+        graph = saved(model, tmp_path / "m.onnx")
         with pytest.raises(EngineError, match=r"types of the products cannot be judged: .*Erf has no role"):
             engine_from_onnx(graph, strict(), rtx, out=tmp_path / "e")
         card = engine_from_onnx(graph, ADA, rtx, out=tmp_path / "e").card
         assert "Erf has no role" in card.unjudged
 
 
-def prepared_fp16(name: str) -> onnx.ModelProto:
+def prepared_fp16(name: str) -> ir.Model:
     case = golden(name)
     model = fold_for_engines(fold(load_checkpoint(case.path, case.hints).model)).model
     return cast_graph(onnx_from_model(model, preprocessing=None, max_batch=8), "fp16")
@@ -279,10 +279,10 @@ class TestRefused:
             engine_from_onnx(tmp_path / "m.onnx", ADA, rtx, out=tmp_path / "e")
 
     def test_a_graph_that_the_parser_refuses(self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
-        proto = onnx.load(precise_bundle.path / "graphs/fp16.onnx")
-        next(node for node in proto.graph.node if node.op_type == "Softmax").op_type = "Sofmax"
+        model = ir.load(precise_bundle.path / "graphs/fp16.onnx")
+        next(node for node in model.graph if node.op_type == "Softmax").op_type = "Sofmax"
         with pytest.raises(EngineError, match="failed to build the engine"):
-            engine_from_onnx(saved(proto, tmp_path / "m.onnx"), ADA, rtx, out=tmp_path / "e")
+            engine_from_onnx(saved(model, tmp_path / "m.onnx"), ADA, rtx, out=tmp_path / "e")
         assert not (tmp_path / "e").exists()
 
     @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-import onnx
+import onnx_ir as ir
 from torch import Tensor
 
 from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
@@ -29,8 +29,8 @@ class Half(Model):
         return self.model(images.half()).float()
 
 
-def unfolded_half(model: Model, path: Path) -> onnx.ModelProto:
+def unfolded_half(model: Model, path: Path) -> ir.Model:
     """Export the model as `Half` does, write the graph to ``path``, and return the graph."""
-    proto = onnx_from_model(Half(model).eval(), preprocessing=None, max_batch=8)
-    onnx.save(proto, path)
-    return proto
+    graph = onnx_from_model(Half(model).eval(), preprocessing=None, max_batch=8)
+    ir.save(graph, path)
+    return graph

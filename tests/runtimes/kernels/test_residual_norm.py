@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import openvino
 import pytest
 from openvino import opset13 as ops
@@ -123,7 +123,7 @@ def test_int8_values_move_between_the_windows_of_swin(tmp_path: Path) -> None:
     made = graph_from_model(
         small_swin("gmm"), "int8", preprocessing=None, max_batch=CHUNK, calibration=[images], for_cpu=True
     )
-    onnx.save(made.proto, path)
+    ir.save(made.model, path)
     kernels, _ = our_kernels("int8")
     ours = OpenVinoProgram(str(path), hint="f32", kernels=kernels)
     assert ours.fused_attentions == 4

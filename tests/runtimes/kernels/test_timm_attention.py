@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import pytest
 
 from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
@@ -30,18 +30,18 @@ pytestmark = pytest.mark.integration
 
 
 @functools.cache
-def graph_of(name: str) -> onnx.ModelProto:
+def graph_of(name: str) -> ir.Model:
     return onnx_from_model(fold(timm_model(name)).model, preprocessing=None, max_batch=8)
 
 
 @pytest.mark.first(1)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_the_kernel_takes(name: str) -> None:
-    proto = graph_of(name)
-    matches = attentions_in_onnx(proto.SerializeToString())
+    graph = graph_of(name)
+    matches = attentions_in_onnx(ir.to_proto(graph).SerializeToString())
     taken = [match for match in matches if isinstance(match, MatchedAttention)]
     assert (len(taken), [match.reason for match in matches if isinstance(match, Refusal)]) == EXPECTED[name]
-    assert [match.name for match in matches] == [attention.name for attention in attentions_of(proto.graph)]
+    assert [match.name for match in matches] == [attention.name for attention in attentions_of(graph.graph)]
 
 
 @pytest.mark.first(1)
@@ -49,12 +49,12 @@ def test_what_the_kernel_takes(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, (taken, _) in EXPECTED.items() if taken])
 def test_openvino_with_the_kernel_computes_the_same_logits(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    onnx.save(graph_of(name), path)
+    ir.save(graph_of(name), path)
     kernels, why = our_kernels("fp32")
     own = OpenVinoProgram(str(path), hint="f32", kernels=kernels)
     plain = OpenVinoProgram(str(path), hint="f32")
     assert own.fused_attentions == EXPECTED[name][0], why
-    shape = [dim.dim_value for dim in graph_of(name).graph.input[0].type.tensor_type.shape.dim[1:]]
+    shape = graph_of(name).graph.inputs[0].shape[1:]
     images = np.random.default_rng(5).standard_normal((5, *shape), dtype=np.float32)
     for batch in (1, 5):
         np.testing.assert_allclose(own.run(images[:batch]), plain.run(images[:batch]), atol=2e-5)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jsonschema
 import numpy as np
-import onnx
+import onnx_ir as ir
 import pytest
 import torch
 
@@ -96,7 +96,7 @@ def test_bf16_is_bf16(bundle: Bundle) -> None:
 def test_as_many_tokens_as_heads(spec: ModelSpec, tmp_path: Path) -> None:
     """OpenVINO's own kernel of these attentions, a snippet, overwrites queries before it has read them."""
     model, images, path = distinct_model(spec), random_images(spec, 9), tmp_path / "model.onnx"
-    onnx.save(onnx_from_model(fold(model).model, preprocessing=None, max_batch=9), path)
+    ir.save(onnx_from_model(fold(model).model, preprocessing=None, max_batch=9), path)
     exact = exact_logits(model, images)
     with torch.inference_mode():
         error = model(torch.from_numpy(images)).numpy() - exact

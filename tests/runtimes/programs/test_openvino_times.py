@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import onnx
+import onnx_ir as ir
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.graphs.quantize import activations_of, projections_of, quantize_graph
@@ -10,7 +10,7 @@ from gmmvit_deploy.runtimes.programs.openvino_times import projection_gains, rel
 
 
 def test_each_product_is_found_in_the_profile(bundle: Bundle) -> None:
-    plain = onnx.load(bundle.onnx_path)
+    plain = ir.load(bundle.onnx_path)
     quantized = quantize_graph(plain, "int8", dict.fromkeys(activations_of(plain.graph), (-8.0, 8.0)))
     batch, projections = bundle.golden_set().inputs[:2], projections_of(plain.graph)
     gains = projection_gains(plain, quantized, projections, batch)

@@ -50,7 +50,7 @@ def test_inner_values_are_those_of_the_graph_that_runs(name: str, bundle: Bundle
         graph, why_not = runner.inspectable()
         assert graph is not None
         assert why_not == ""
-        last = [node.output[0] for node in graph.proto.graph.node if node.name.startswith("blocks.0/")][-1]
+        last = [node.outputs[0].name for node in graph.model.graph if node.name.startswith("blocks.0/")][-1]
         values = graph.values(inputs, [last])
         np.testing.assert_allclose(values[LOGITS], runner.run(inputs), atol=1e-5)
         assert values[last].shape[0] == 5

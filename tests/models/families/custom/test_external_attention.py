@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
@@ -80,8 +80,8 @@ def external(tmp_path_factory: pytest.TempPathFactory) -> External:
     return External(bundle, folder / "external.py", network)
 
 
-def graph_in(external: External, precision: Precision) -> onnx.ModelProto:
-    return onnx.load(external.bundle.path / graph_file(precision))
+def graph_in(external: External, precision: Precision) -> ir.Model:
+    return ir.load(external.bundle.path / graph_file(precision))
 
 
 def weights_before_division(network: Any, images: torch.Tensor) -> torch.Tensor:
