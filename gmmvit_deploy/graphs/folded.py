@@ -9,12 +9,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, bytes_of_array
 from gmmvit_deploy.graphs.declared import declared_role
+from gmmvit_deploy.graphs.role_patterns import head_nodes
+from gmmvit_deploy.graphs.wiring import Wiring, attribute_of
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, TensorProto
@@ -129,6 +132,33 @@ def _find_constants(
             )
         )
     return tuple(records)
+
+
+def prove_classes(graph: GraphProto, weight: NDArray[Any], labels: Sequence[str]) -> None:
+    """Check that the classifier in a graph is ``weight`` (C, D), bit for bit.  Errors: ExportError when it is not.
+
+    labels: the names of the classes, for the message.
+    """
+    wiring = Wiring(graph)
+    heads = head_nodes(graph, wiring)
+    (head,) = (node for node in graph.node if node.name in heads and node.op_type in ("Gemm", "MatMul"))
+    stored = stored_constants(graph)[head.input[1]]
+    stored = stored if attribute_of(head, "transB", 0) else stored.T
+    if stored.shape != weight.shape:
+        raise ExportError(f"{head.name}: expected text embeddings {weight.shape}, got {stored.shape}")
+    wrong = [index for index in range(len(weight)) if stored[index].tobytes() != weight[index].tobytes()]
+    others = {row.tobytes(): label for row, label in zip(weight, labels, strict=True)}
+    reasons = [
+        f"{labels[index]!r} has the text embedding of {other!r}"
+        if (other := others.get(stored[index].tobytes()))
+        else f"{labels[index]!r} differs by up to {np.abs(stored[index] - weight[index]).max():.2e}"
+        for index in wrong
+    ]
+    if reasons:
+        more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
+        raise ExportError(
+            f"{head.name}: expected the text embedding of each class, bit for bit; {'; '.join(reasons[:3])}{more}"
+        )
 
 
 def stored_constants(graph: GraphProto) -> dict[str, NDArray[Any]]:

@@ -1,8 +1,8 @@
 """Models of transformers on their whole way to the answer for a PNG file, all on a single server.
 
 digits: a ViT that a user fine-tuned on digits in a loop of their own.  dinov2: a DINOv2 backbone without a classifier.
-tags: a multi-label ViT with logits and features.  Expected are transformers' own results: its image processor with
-Pillow, and the model that ``from_pretrained`` builds from the folder.
+tags: a multi-label ViT with logits and features.  clip: a CLIP whose classes are texts.  Expected are transformers' own
+results: its image processor with Pillow, and the model that ``from_pretrained`` builds from the folder.
 """
 
 from __future__ import annotations
@@ -127,10 +127,23 @@ def backbone(trained: Trained) -> Bundle:
 
 
 @pytest.fixture(scope="module")
+def clip(trained: Trained) -> Bundle:
+    root = trained.folder.parent
+    saved("clip_model", root / "clip")
+    (root / "labels.txt").write_text("".join(f"{word}\n" for word in WORDS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        words = ("--labels", "labels.txt", "--prompt", "a photo of a {}")
+        answer = gmmvit_here("export", "clip", "-o", "clip_bundle", *words)
+    assert answer.status == 0, answer.err
+    return open_bundle(root / "clip_bundle")
+
+
+@pytest.fixture(scope="module")
 def served(
-    exported: Bundle, tags: Bundle, backbone: Bundle, tmp_path_factory: pytest.TempPathFactory
+    exported: Bundle, tags: Bundle, backbone: Bundle, clip: Bundle, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    bundles = {"digits": exported, "tags": tags, "dinov2": backbone}
+    bundles = {"digits": exported, "tags": tags, "dinov2": backbone, "clip": clip}
     with one_server(bundles, tmp_path_factory.mktemp("served")) as running:
         yield running
 
@@ -204,6 +217,21 @@ def test_features_of_a_dinov2_backbone_are_within_parity_s_limits(
         (report,) = check_parity(backbone, [runner]).runners
     verdicts = {check.name: check.verdict for check in report.checks}
     assert (verdicts["numeric"], verdicts["preprocessing"]) == ("passed", "passed")
+
+
+@torch.no_grad()
+def test_a_clip_gives_the_probabilities_of_transformers(trained: Trained, clip: Bundle, served: TritonServer) -> None:
+    folder, files = trained.folder.parent / "clip", trained.files[:20]
+    network = transformers.CLIPModel.from_pretrained(folder).double().eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokens = tokenizer([f"a photo of a {word}" for word in WORDS], return_tensors="pt", padding=True)
+    tensors = torch.cat([processed(folder, load_image(str(path))) for path in files]).double()
+    expected = network(pixel_values=tensors, **tokens).logits_per_image.softmax(1).numpy()
+    assert expected.max() > 2 * expected.min()
+    with TritonClassifier(served.http_url, model="clip") as classifier:
+        for row, answer in zip(expected, classify_files(classifier, files, top=len(WORDS)), strict=True):
+            given = {guess.label: guess.probability for guess in answer.predictions}
+            np.testing.assert_allclose([given[word] for word in WORDS], row, rtol=0, atol=ATOL)
 
 
 def test_a_multi_label_bundle_passes_parity(tags: Bundle, served: TritonServer) -> None:

@@ -63,6 +63,8 @@ class LoadHints:
     model_args: the arguments with which the training code built the model.
     resize_to: the side in pixels of the images for which the model is built again after loading.
     head: the path of the file of a linear classifier for a backbone without classifier, such as a DINO backbone.
+    labels, prompts: of a network of images and texts, the names of the classes and the sentences with ``{}`` in place
+    of the name, whose texts become the classes; several prompts are averaged.
     only_features: True if only the features of the network are needed, so that a file may have no classifier.
     only_tensors: True if the images are prepared outside of this package, so that it need not know how.
     `SETTINGS` explains the others.
@@ -143,6 +145,8 @@ class LoadHints:
         "1,2,3",
         lambda text: () if text == "none" else tuple(map(int, text.split(","))),
     )
+    labels: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
     only_features: bool = False
     only_tensors: bool = False
 
@@ -157,6 +161,17 @@ class LoadHints:
                     "interpolation resamples position embeddings for another image size, which is not given",
                     hint="add --resize-to PIXELS, or leave --set interpolation out",
                 )
+        for prompt in self.prompts:
+            if "{}" not in prompt:
+                raise InputError(
+                    f"--prompt {prompt!r}: expected {{}} in place of the label",
+                    hint="type for example --prompt 'a photo of a {}'",
+                )
+        if self.prompts and not self.labels:
+            raise InputError(
+                "--prompt makes classes of labels, which are not given",
+                hint="add --labels FILE with a label on each line",
+            )
         described = (self.head_blocks, self.head_average, self.head_name)
         if self.head is None and any(value not in (None, False) for value in described):
             raise InputError(

@@ -25,7 +25,13 @@ from typing import Any
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.inference.labels import Task
 from gmmvit_deploy.models.families.hugging_face.images import PREPROCESSOR_FILE, Preprocessing, preprocessing_from
-from gmmvit_deploy.models.families.hugging_face.network import config_of, is_backbone, network_config, network_from_spec
+from gmmvit_deploy.models.families.hugging_face.network import (
+    IMAGES_AND_TEXTS,
+    config_of,
+    is_backbone,
+    network_config,
+    network_from_spec,
+)
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
@@ -39,6 +45,11 @@ _TASKS: dict[str, Task] = {
     "multi_label_classification": "multi-label",
 }
 """``problem_type`` of ``config.json`` → task."""
+_LOSSES: dict[str, tuple[str, Task]] = {
+    "CLIPModel": ("softmax", "single-label"),
+    "SiglipModel": ("sigmoid", "multi-label"),
+}
+"""Class of a network of images and texts → what its training applies to the logits, and the task."""
 _FIELDS = {"mean": "image_mean", "std": "image_std", "resize": "resample", "crop_pct": "size"}
 """Field of `KnownImages` → name of the value in the preprocessor's file."""
 
@@ -53,6 +64,11 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
             hint=f"give the folder with the weights, {CONFIG_FILE} and {PREPROCESSOR_FILE}",
         )
     architecture = _architecture(stated, where)
+    if architecture in IMAGES_AND_TEXTS and not hints.prompts:
+        raise CheckpointError(
+            f"{where}: {architecture} is a network of images and texts, which has no classes of its own",
+            hint="type gmmvit export with --labels FILE and --prompt 'a photo of a {}' to make classes of the labels",
+        )
     _task(stated, where)
     _refuse_options(shapes.source, hints)
     sizes = {**_part_of_images(stated), **stated}
@@ -85,8 +101,9 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
         image_size=height,
         image_width=None if width == height else width,
         channels=channels,
-        classes=0 if backbone else int(config.num_labels),
+        classes=0 if backbone else len(hints.labels) if hints.prompts else int(config.num_labels),
         mask=MaskSpec(),
+        prompts=hints.prompts,
         bgr=preprocessing is not None and preprocessing.bgr,
     )
     if hints.heads not in (None, spec.first_heads):
@@ -175,11 +192,13 @@ def _size(preprocessing: Preprocessing | None, config: Any, hints: LoadHints, so
 
 def taken_from(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Mapping[str, str]:
     preprocessing = _preprocessing(shapes, spec.channels, hints)
+    texts = ", ".join(repr(prompt) for prompt in spec.prompts)
+    classes = {"classes": f"the text tower, run once in float64 with the prompts {texts}"} if texts else {}
     if preprocessing is not None and preprocessing.size is not None:
-        return {"image_size": _file(shapes)}
+        return {"image_size": _file(shapes), **classes}
     config = shapes.record.config
     stated = any(part.get("image_size") is not None for part in (config, _part_of_images(config)))
-    return {"image_size": CONFIG_FILE if stated else f"transformers' default for {spec.architecture}"}
+    return {"image_size": CONFIG_FILE if stated else f"transformers' default for {spec.architecture}", **classes}
 
 
 def tensor_origins(spec: HuggingFaceSpec) -> TensorOrigins:
@@ -204,12 +223,17 @@ def known_unused(spec: HuggingFaceSpec) -> Mapping[str, str]:
 
 def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> KnownImages:
     config, where = shapes.record.config, f"{shapes.source}/{CONFIG_FILE}"
-    stated = KnownImages(
-        labels=_labels(config, where, spec.classes),
-        task=_task(config, where),
-        task_evidence=f"{where}: problem_type is {config.get('problem_type')!r}",
-        origins={"labels": f"id2label in {CONFIG_FILE}"},
-    )
+    if spec.prompts:
+        function, task = _LOSSES[spec.architecture]
+        evidence = f"{where}: {spec.architecture} is trained with the {function}"
+        stated = KnownImages(labels=hints.labels, task=task, task_evidence=evidence)
+    else:
+        stated = KnownImages(
+            labels=_labels(config, where, spec.classes),
+            task=_task(config, where),
+            task_evidence=f"{where}: problem_type is {config.get('problem_type')!r}",
+            origins={"labels": f"id2label in {CONFIG_FILE}"},
+        )
     preprocessing = _preprocessing(shapes, spec.channels, hints)
     if preprocessing is None:
         return stated

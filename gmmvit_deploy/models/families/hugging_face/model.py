@@ -77,6 +77,9 @@ class HuggingFaceModel(AnsweredNetwork):
             handle.remove()
         return logits, read[-1]
 
+    def text_embeddings(self) -> Tensor | None:
+        return self._classifier().weight.detach() if self.spec.prompts and self.spec.classes else None
+
     def _classifier(self) -> nn.Linear:
         heads = dict(self.classifier_heads())
         if len(heads) != 1:

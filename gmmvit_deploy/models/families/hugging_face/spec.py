@@ -20,17 +20,19 @@ class HuggingFaceSpec(ModelSpec):
     that after the preprocessing, which can differ from ``image_size`` of ``config``.
     pool: the features of a backbone, whose spec has 0 classes: ``cls``, the class token of ``last_hidden_state``; or
     ``pooler`` or "", transformers' ``pooler_output``. It is "" if the user did not choose, and for a classifier.
+    prompts: of a network of images and texts, such as ``CLIPModel``, the prompts whose texts became its classes.
     bgr: True if the network was trained with the channels in the order blue, green, red. Images are RGB everywhere: the
     model reverses the channels.
     """
 
     family: ClassVar[str] = "hugging_face"
     headless: ClassVar[bool] = True
-    flags: ClassVar[tuple[str, ...]] = ("pool", "bgr")
+    flags: ClassVar[tuple[str, ...]] = ("pool", "prompts", "bgr")
     architecture: str
     config: Mapping[str, Any] = field(default_factory=dict)
     image_width: int | None = None
     pool: str = ""
+    prompts: tuple[str, ...] = ()
     bgr: bool = False
 
     def __post_init__(self) -> None:
