@@ -81,6 +81,8 @@ def with_text_classes(file: TensorFile, hints: LoadHints) -> tuple[TensorFile, Z
     """
     import torch
 
+    from gmmvit_deploy.models.families.hugging_face.zero_shot import TENSORS
+
     folder = file.path if file.path.is_dir() else file.path.parent
     network, names = _whole_network(file, folder)
     tokens = _tokens(network.config, folder, hints)
@@ -100,8 +102,7 @@ def with_text_classes(file: TensorFile, hints: LoadHints) -> tuple[TensorFile, Z
     }
     # |δW n(x)| ≤ |δW| ≤ 2⁻²⁴ |W| = 2⁻²⁴ exp(logit_scale); twice, for float64 and subnormal numbers.
     proof = ZeroShotProof(images, expected, float(2**-23 * (scale + bias.abs())))
-    image_tower = ("vision_model.", "visual_projection.")
-    kept = {name: tensor.float() for name, tensor in network.state_dict().items() if name.startswith(image_tower)}
+    kept = {name: tensor.float() for name, tensor in network.state_dict().items() if name.startswith(TENSORS)}
     reason = "read once, at export: the classifier holds what the text tower and the scale give"
     left_out = {old: reason for old, new in names.items() if new not in kept}
     words = f"{file.wrapping}; classes from {counts[1]} labels and {counts[0]} prompts"

@@ -92,6 +92,27 @@ BACKBONES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "swin_backbone": ("SwinModel", _SWIN, "ViTImageProcessor", _SQUARE),
     "ijepa_backbone": ("IJepaModel", _VIT, "ViTImageProcessor", _SQUARE),
     "resnet_backbone": ("ResNetModel", _RESNET, "ViTImageProcessor", _SQUARE),
+    "dinov3_backbone": (
+        "DINOv3ViTModel",
+        {**_VIT, "num_register_tokens": 2},
+        "DINOv3ViTImageProcessor",
+        {"size": {"height": 32, "width": 32}, "resample": 2},
+    ),
+    "dinov3_gated_backbone": (
+        "DINOv3ViTModel",
+        {**_VIT, "num_register_tokens": 2, "use_gated_mlp": True, "hidden_act": "silu"},
+        "DINOv3ViTImageProcessor",
+        {"size": {"height": 32, "width": 32}, "resample": 2},
+    ),
+    "clip_backbone": ("CLIPVisionModel", _VIT, "CLIPImageProcessor", _SHORTEST),
+    "clip_projected": (
+        "CLIPVisionModelWithProjection",
+        {**_VIT, "projection_dim": 16},
+        "CLIPImageProcessor",
+        _SHORTEST,
+    ),
+    "siglip_backbone": ("SiglipVisionModel", _VIT, "SiglipImageProcessor", _SQUARE),
+    "dinov2_registers_backbone": ("Dinov2WithRegistersModel", _DINO, "BitImageProcessor", _SHORTEST),
     "dinov2_backbone": ("Dinov2Model", {**_DINO, "image_size": 56}, "BitImageProcessor", _SHORTEST),
 }
 """The same for networks without a classifier."""

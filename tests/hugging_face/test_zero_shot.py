@@ -281,9 +281,10 @@ def test_a_tokenizer_that_needs_another_package_is_named(folders: Callable[[str]
     assert caught.value.hint == "pip install sentencepiece protobuf"
 
 
-def test_naflex_is_refused_with_the_reason(folders: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["Siglip2Model", "Siglip2VisionModel", "Siglip2ForImageClassification"])
+def test_naflex_is_refused_with_the_reason(architecture: str, folders: Callable[[str], Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(folders("siglip_model"), tmp_path / "naflex"))
-    edited(folder, "config.json", architectures=["Siglip2Model"], model_type="siglip2")
+    edited(folder, "config.json", architectures=[architecture], model_type="siglip2")
     with pytest.raises(GmmvitError, match=r"cuts images of any size into patches \(NaFlex\)") as caught:
         load_checkpoint(folder, LoadHints(only_features=True))
     assert "fixed resolution" in caught.value.hint

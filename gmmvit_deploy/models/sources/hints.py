@@ -62,7 +62,8 @@ class LoadHints:
     model: the name of an architecture of timm, or ``torchvision:VisionTransformer``, or a class as ``FILE.py:CLASS``.
     model_args: the arguments with which the training code built the model.
     resize_to: the side in pixels of the images for which the model is built again after loading.
-    head: the path of the file of a linear classifier for a backbone without classifier, such as a DINO backbone.
+    head: the path of the file of a linear classifier for a backbone without classifier, such as a DINO backbone:
+    a checkpoint, or an .npz file with scikit-learn's ``coef_`` and ``intercept_``.
     labels, prompts: of a network of images and texts, the names of the classes and the sentences with ``{}`` in place
     of the name, whose texts become the classes; several prompts are averaged.
     only_features: True if only the features of the network are needed, so that a file may have no classifier.

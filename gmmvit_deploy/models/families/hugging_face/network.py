@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import MissingDependencyError, SpecError
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
+from gmmvit_deploy.models.sources.source import HEAD_FILE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _SUFFIXES = ("ForImageClassification", "ForImageClassificationWithTeacher")
 IMAGES_AND_TEXTS = ("CLIPModel", "SiglipModel")
 """Classes with an image tower and a text tower; their classes are texts, as ``--prompt`` states."""
+_TOWERS = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
+"""Backbones that transformers' table of networks of images lacks."""
 _REFUSED = {
     "auto_map": "it names code in the folder, and gmmvit runs only code of transformers",
     "backbone": "transformers would build a backbone of another library, and could download it",
@@ -61,7 +64,7 @@ def is_backbone(name: str) -> bool:
     require_transformers()
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_MAPPING_NAMES as CLASSES
 
-    return name in _names(CLASSES) and not name.endswith(_SUFFIXES)
+    return name in (*_names(CLASSES), *_TOWERS) and not name.endswith(_SUFFIXES)
 
 
 def _names(classes: Mapping[str, str | tuple[str, ...]]) -> list[str]:
@@ -83,7 +86,7 @@ def class_named(name: str, *, where: str) -> Any:
             f"{where}: {name} is a model of timm inside transformers",
             hint="give the weights of the folder, and type --model with timm's name of the architecture",
         )
-    if name == "Siglip2Model":
+    if name.startswith("Siglip2"):
         raise SpecError(
             f"{where}: {name} cuts images of any size into patches (NaFlex); expected a network that reads images of "
             "one size",
@@ -164,12 +167,27 @@ def config_of(architecture: str, config: Mapping[str, Any], *, where: str) -> An
 
 def network_from_spec(spec: HuggingFaceSpec) -> nn.Module:
     """Build the network of a spec with random weights, in evaluation mode, or SpecError."""
-    where = "config.json"
-    config = config_of(spec.architecture, spec.config, where=where)
     if spec.prompts:
         from gmmvit_deploy.models.families.hugging_face.zero_shot import ZeroShotNetwork
 
+        config = config_of(spec.architecture, spec.config, where="config.json")
         return ZeroShotNetwork(config, spec.classes).eval()
+    backbone = backbone_from_spec(spec)
+    if not spec.head_features:
+        return backbone
+    from gmmvit_deploy.models.families.hugging_face.backbone import BackboneWithHead
+
+    return BackboneWithHead(backbone, spec).eval()
+
+
+def backbone_from_spec(spec: HuggingFaceSpec) -> nn.Module:
+    """Build transformers' own network of a spec without ``prompts``, without the linear layer of ``--head``."""
+    where = "config.json"
+    config = config_of(spec.architecture, spec.config, where=where)
+    if spec.architecture in IMAGES_AND_TEXTS:
+        from gmmvit_deploy.models.families.hugging_face.zero_shot import ImageTower
+
+        return ImageTower(config).eval()
     model_class = class_named(spec.architecture, where=where)
     takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
     arguments = {"add_pooling_layer": False} if takes_pooler and spec.pool == "cls" else {}
@@ -196,7 +214,13 @@ def names_in_network(spec: HuggingFaceSpec, names: Iterable[str]) -> Mapping[str
     if spec.prompts:  # `checkpoints._zero_shot` has translated them
         return {name: name for name in names}
     with torch.device("meta"):
-        return translated_names(network_from_spec(spec), names)
+        if spec.architecture not in IMAGES_AND_TEXTS:
+            return translated_names(backbone_from_spec(spec), names)
+        from gmmvit_deploy.models.families.hugging_face.zero_shot import TENSORS
+
+        config = config_of(spec.architecture, spec.config, where="config.json")
+        whole = translated_names(class_named(spec.architecture, where="config.json")(config), names)
+    return {old: new if new and new.startswith((*TENSORS, HEAD_FILE)) else None for old, new in whole.items()}
 
 
 def translated_names(network: Any, names: Iterable[str]) -> Mapping[str, str | None]:
