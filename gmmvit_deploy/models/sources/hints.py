@@ -162,6 +162,9 @@ class LoadHints:
                     "interpolation resamples position embeddings for another image size, which is not given",
                     hint="add --resize-to PIXELS, or leave --set interpolation out",
                 )
+        for name in ("labels", "prompts"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         for prompt in self.prompts:
             if "{}" not in prompt:
                 raise InputError(

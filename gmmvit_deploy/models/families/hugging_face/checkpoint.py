@@ -267,7 +267,8 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Kno
     if spec.prompts:
         function, task = _LOSSES[spec.architecture]
         evidence = f"{where}: {spec.architecture} is trained with the {function}"
-        stated = KnownImages(labels=hints.labels, task=task, task_evidence=evidence)
+        origins = {"labels": "--labels"}
+        stated = KnownImages(labels=hints.labels, task=task, task_evidence=evidence, origins=origins)
     elif spec.head_features:  # id2label is that of another classifier, or transformers' default
         stated = KnownImages()
     else:
