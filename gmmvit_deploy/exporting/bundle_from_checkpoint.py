@@ -131,7 +131,7 @@ def bundle_from_checkpoint(
         inside = image if options.input_kind == "pixels" else None
         proto = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
         masks, biases = prove_folded(proto, folded.masks, folded.biases, foreign=folded.model.foreign)
-        if options.has_logits and (weight := folded.model.text_embeddings()) is not None:
+        if (weight := folded.model.text_embeddings()) is not None:
             prove_classes(proto.graph, weight.numpy(), labels)
         notes = {"gmmvit.checkpoint_sha256": loaded.file.sha256}
         notes |= {f"gmmvit.mask_sha256.{mask.layer}": mask.constant_sha256 for mask in masks}

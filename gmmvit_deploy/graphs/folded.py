@@ -16,7 +16,6 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, bytes_of_array
 from gmmvit_deploy.graphs.declared import declared_role
-from gmmvit_deploy.graphs.role_patterns import head_nodes
 from gmmvit_deploy.graphs.wiring import Wiring, attribute_of
 
 if TYPE_CHECKING:
@@ -139,11 +138,11 @@ def prove_classes(graph: GraphProto, weight: NDArray[Any], labels: Sequence[str]
 
     labels: the names of the classes, for the message.
     """
-    wiring = Wiring(graph)
-    heads = head_nodes(graph, wiring)
-    (head,) = (node for node in graph.node if node.name in heads and node.op_type in ("Gemm", "MatMul"))
-    stored = stored_constants(graph)[head.input[1]]
-    stored = stored if attribute_of(head, "transB", 0) else stored.T
+    head = Wiring(graph).maker.get("logits")
+    constant = stored_constants(graph).get(head.input[1]) if head is not None and head.op_type == "Gemm" else None
+    if head is None or constant is None:
+        raise ExportError("expected a Gemm with the text embeddings to compute the logits, got another operator")
+    stored = constant if attribute_of(head, "transB", 0) else constant.T
     if stored.shape != weight.shape:
         raise ExportError(f"{head.name}: expected text embeddings {weight.shape}, got {stored.shape}")
     wrong = [index for index in range(len(weight)) if stored[index].tobytes() != weight[index].tobytes()]

@@ -147,6 +147,20 @@ def test_the_graph_stores_the_text_embeddings_bit_for_bit(name: str, bundles: Ca
     assert report.runners[0].check("numeric").verdict == "passed"
 
 
+def test_the_features_are_the_normalised_image_embeddings(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    options = ExportOptions(max_batch=4, outputs=("logits", "features"))
+    bundle = bundle_from_checkpoint(folders("clip_model"), tmp_path / "both", options, hints=hints())
+    report = judged(bundle)
+    assert {check.name: check.verdict for check in report.checks}["constants"] == "passed"
+    with OnnxRuntimeRunner(bundle) as runner:
+        _, features = runner.computed(bundle.golden_rows()[0][:4])
+    np.testing.assert_allclose(np.linalg.norm(features, axis=1), 1, rtol=1e-6)
+    alone = bundle_from_checkpoint(
+        folders("clip_model"), tmp_path / "alone", ExportOptions(max_batch=4, outputs=("features",)), hints=hints()
+    )
+    assert {check.name: check.verdict for check in judged(alone).checks}["constants"] == "passed"
+
+
 def exchange(model: Model) -> None:
     (layer,) = (layer for _, layer in model.classifier_heads())
     layer.weight[2] = layer.weight[1].clone()
@@ -255,6 +269,18 @@ def test_what_is_missing_is_asked_for(
     assert re.search(message, answer.err)
     assert hint in answer.err
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"prompts": "a {}", "labels": ["cat"], "head": "head.pt"}, "--prompt and --head both state the classes"),
+        ({"labels": ["cat"]}, "become the classes by prompts, which are not given"),
+    ],
+)
+def test_hints_that_contradict_each_other_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        LoadHints(**values)
 
 
 def test_a_folder_without_tokenizer_or_text_tower_is_refused(folders: Callable[[str], Path], tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class Model(nn.Module):
                 yield name, layer
 
     def text_embeddings(self) -> Tensor | None:
-        """Return the matrix (C, D) of a classifier whose classes are texts; None if the classifier was trained."""
+        """Return the matrix (C, D) that computes the logits if the classes are texts; None if training gave it."""
         return None
 
     def observed_grids(self) -> TokenGrids | None:

@@ -176,6 +176,13 @@ class LoadHints:
                 "--prompt makes classes of labels, which are not given",
                 hint="add --labels FILE with a label on each line",
             )
+        if self.labels and not self.prompts:
+            raise InputError(
+                "labels of LoadHints become the classes by prompts, which are not given",
+                hint="add prompts, or give the labels of a trained classifier to ExportOptions",
+            )
+        if self.prompts and self.head is not None:
+            raise InputError("--prompt and --head both state the classes", hint="leave one of them out")
         described = (self.head_blocks, self.head_average, self.head_name)
         if self.head is None and any(value not in (None, False) for value in described):
             raise InputError(

@@ -59,7 +59,7 @@ class HuggingFaceModel(AnsweredNetwork):
         return logits, read[-1]
 
     def text_embeddings(self) -> Tensor | None:
-        return self._classifier().weight.detach() if self.spec.prompts and self.spec.classes else None
+        return self._classifier().weight.detach() if self.spec.prompts and "logits" in self.outputs else None
 
     def _classifier(self) -> nn.Linear:
         heads = dict(self.classifier_heads())
