@@ -64,13 +64,12 @@ class ZeroShotProof:
 
 def refuse_prompts(file: TensorFile) -> None:
     """Errors: CheckpointError when the file has no network of images and texts."""
-    if not of_images_and_texts(file.record.config):
-        names = file.record.config.get("architectures") if file.record.of_transformers else None
-        what = ", ".join(map(str, names)) if isinstance(names, list) and names else "this checkpoint"
+    config = file.record.config
+    if not of_images_and_texts(config):
         raise CheckpointError(
-            f"{file.path}: --prompt is for a folder of CLIPModel or SiglipModel of Hugging Face transformers, whose "
-            f"text tower turns labels into classes, and {what} has none",
-            hint="leave --prompt out",
+            f"{file.path}: --prompt: expected a folder of Hugging Face transformers with the class CLIPModel or "
+            f"SiglipModel, whose text tower turns labels into classes, got {config.get('architectures', 'none')}",
+            hint="leave --prompt out; of a CLIP or SigLIP, give the folder with config.json, weights and tokenizer",
         )
 
 

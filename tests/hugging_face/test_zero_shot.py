@@ -249,7 +249,7 @@ def test_int8_and_fp16_are_held_to_the_same_limits(bundles: Callable[[str], Bund
         (
             "vit",
             ("--labels", "cat,dog", "--prompt", "a {}"),
-            "ViTForImageClassification has none",
+            r"CLIPModel or SiglipModel, .* got \['ViTForImageClassification'\]",
             "leave --prompt out",
         ),
         ("siglip_model", ("--labels", "cat,dog", "--prompt", "a {}"), "trained with the sigmoid", "--task multi"),
