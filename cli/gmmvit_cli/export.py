@@ -81,6 +81,12 @@ def export(
         "separated by commas; in the order of the class index, for ImageFolder of torchvision the sorted names of the "
         "folders. Without this option: what the checkpoint or --dataset states, else the class indices.",
     ),
+    prompts: list[str] | None = INPUT.option(
+        "TEXT",
+        "For CLIP and SigLIP of Hugging Face: make the classes of the labels, each in place of {} in TEXT, such as 'a "
+        "photo of a {}'. The text tower runs once, at export. May be repeated: several prompts are averaged.",
+        name="--prompt",
+    ),
     resize: ResizeRule | None = INPUT.option(
         "METHOD",
         "How images were resized when the model was evaluated: stretch, center, shortest, squash or border, followed "
@@ -153,8 +159,6 @@ def export(
     with refusals.collected():
         require_checkpoint(checkpoint)
     with refusals.collected():
-        hints = hints_from(context.params, only_features=outputs == "features", only_tensors=input_kind == "tensor")
-    with refusals.collected():
         normalisation = normalisation_from(dataset, mean, std)
     with refusals.collected():
         if outputs == "features" and labels is not None:
@@ -163,6 +167,14 @@ def export(
                 hint="leave --labels out, or type --outputs both",
             )
         names = normalisation.labels if labels is None else labels_from(labels)
+    with refusals.collected():
+        hints = hints_from(
+            context.params,
+            only_features=outputs == "features",
+            only_tensors=input_kind == "tensor",
+            labels=names or () if prompts else (),
+            prompts=tuple(prompts or ()),
+        )
     with refusals.collected():
         options = ExportOptions(
             input_kind=input_kind,

@@ -82,7 +82,8 @@ MODEL_ARGS = MODEL.option(
 )
 HEAD = MODEL.option(
     "FILE",
-    "Checkpoint of a linear classifier, for a DINO or DINOv2 backbone without classifier.",
+    "Linear classifier for a backbone without one: the state dict of a torch.nn.Linear, an .npz file with coef_ and "
+    "intercept_ of scikit-learn, or the file of the linear evaluation of DINO, DINOv2 or DINOv3.",
     must_exist=True,
 )
 MODEL_SETTINGS = MODEL.option(

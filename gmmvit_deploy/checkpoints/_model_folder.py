@@ -11,7 +11,8 @@ processor_config.json                       transformers 5: the same under image
 The file of ``--head`` holds a linear classifier. A backbone of DINOv2 is recognised by the names of its tensors.
 
 DINO's eval_linear.py    {"state_dict": {"module.linear.weight": …, "module.linear.bias": …}}
-DINOv2                   {"weight": …, "bias": …}, also with a prefix such as ``linear.``
+DINOv2, torch.nn.Linear  {"weight": …, "bias": …}, also with a prefix such as ``linear.``
+scikit-learn             an .npz file with ``coef_`` (C, D) and ``intercept_`` (C), or for two classes (1, D) and (1)
 DINOv2, DINOv3           {"linear_classifiers": {"module.classifiers_dict.NAME.linear.weight": …}}: eval/linear.py
                          trains many classifiers, NAME is classifier_{blocks}_blocks_avgpool_{True or False}_lr_{rate}
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,13 +31,14 @@ from gmmvit_deploy.checkpoints._other_files import refuse_folder
 from gmmvit_deploy.checkpoints._wrapping import names_without_prefix
 from gmmvit_deploy.checkpoints.reading import INDEX_FILES, WEIGHTS_FILES, TensorFile, read_tensors, with_shared
 from gmmvit_deploy.errors import READABLE_HINT, CheckpointError
-from gmmvit_deploy.files.writing import sha256_of_bytes
+from gmmvit_deploy.files.writing import sha256_of_bytes, sha256_of_file
 from gmmvit_deploy.models.families.hugging_face.checkpoint import CONFIG_FILE
 from gmmvit_deploy.models.families.hugging_face.images import PREPROCESSOR_FILE, PROCESSOR_FILE
 from gmmvit_deploy.models.families.hugging_face.network import names_in_network
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
-from gmmvit_deploy.models.families.timm.checkpoint import DINOV2_FILES, HEAD_FILE
+from gmmvit_deploy.models.families.timm.checkpoint import DINOV2_FILES
 from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.source import HEAD_FILE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -194,7 +197,7 @@ def with_linear_head(file: TensorFile, path: Path, hints: LoadHints) -> tuple[Te
     Also returns the hints with the features that the name of the classifier states.
     Errors: CheckpointError when the file holds no linear layer, or the user must name one or its features.
     """
-    head, stated = _chosen_classifier(read_tensors(path), path, hints)
+    head, stated = _chosen_classifier(_read_head(path), path, hints)
     for name, value in stated.items():
         if getattr(hints, name) not in (None, value):
             raise CheckpointError(
@@ -202,7 +205,16 @@ def with_linear_head(file: TensorFile, path: Path, hints: LoadHints) -> tuple[Te
                 hint=f"leave --set {name} out",
             )
     hints = replace(hints, **stated)
-    if hints.head_blocks is None:
+    of_transformers = file.record.of_transformers
+    if of_transformers and (hints.head_blocks not in (None, 1) or hints.head_average):
+        raise CheckpointError(
+            f"{path}: the head reads the class tokens of {hints.head_blocks} blocks"
+            f"{' and the mean of the patches' if hints.head_average else ''}, but behind a backbone of Hugging Face "
+            "transformers it reads the features alone",
+            hint="give a linear layer that was trained on the features that --outputs features writes, and leave --set "
+            "head_blocks and --set head_average out",
+        )
+    if hints.head_blocks is None and not of_transformers:
         raise CheckpointError(
             f"{path}: expected the number of blocks whose class tokens the head reads",
             hint="add --set head_blocks=N; DINO's evaluation uses 4 for ViT-S and 1 for ViT-B",
@@ -213,11 +225,13 @@ def with_linear_head(file: TensorFile, path: Path, hints: LoadHints) -> tuple[Te
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in list(head.tensors.items())[:4])
         raise CheckpointError(
             f"{path}: expected the weight (classes, features) and the bias (classes) of a linear layer, got {shapes}",
-            hint="give the file that eval_linear.py of DINO writes, or a state dict of torch.nn.Linear",
+            hint="give a state dict of torch.nn.Linear, an .npz file with coef_ and intercept_ of scikit-learn, or the "
+            "file that eval_linear.py of DINO writes",
         )
     added = {f"{HEAD_FILE}.weight": weight, f"{HEAD_FILE}.bias": bias}
     interleaved = not stated and by_part["weight"].startswith(_DINO) and not DINOV2_FILES.recognises(file.tensors)
-    own = {name: tensor for name, tensor in file.tensors.items() if not name.startswith("head.")}
+    # In a backbone of transformers, layers of this name, such as SigLIP's pooling, belong to the features.
+    own = {n: tensor for n, tensor in file.tensors.items() if of_transformers or not n.startswith("head.")}
     replaced = "the backbone's own head, which the linear head of --head replaces"
     dropped = dict.fromkeys(sorted(file.tensors.keys() - own.keys()), replaced)
     what = f"linear head {f'{hints.head_name} of ' if stated else ''}{path.name}"
@@ -228,6 +242,42 @@ def with_linear_head(file: TensorFile, path: Path, hints: LoadHints) -> tuple[Te
         record=replace(file.record, interleaved_head=interleaved),
         left_out={**file.left_out, **dropped},
     ), hints
+
+
+def _read_head(path: Path) -> TensorFile:
+    """Read the file of ``--head``: a checkpoint, or the arrays of a linear classifier of scikit-learn.
+
+    scikit-learn stores a single row for two classes: the logit of the second, where that of the first is 0.
+    """
+    import numpy as np
+    import torch
+
+    if path.suffix != ".npz":
+        return read_tensors(path)
+    hint = "type in Python: numpy.savez(FILE, coef_=classifier.coef_, intercept_=classifier.intercept_)"
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as exc:
+        raise CheckpointError(f"{path}: expected an .npz file of numpy: {exc}", hint=hint) from exc
+    shapes = {name: array.shape for name, array in arrays.items()}
+    rows, features = shapes["coef_"] if len(shapes.get("coef_", ())) == 2 else (0, 0)
+    if rows * features == 0 or shapes != {"coef_": (rows, features), "intercept_": (rows,)}:
+        found = ", ".join(f"{name} {shape}" for name, shape in list(shapes.items())[:4])
+        raise CheckpointError(
+            f"{path}: expected coef_ (classes, features) and intercept_ (classes) of scikit-learn, got {found}",
+            hint=hint,
+        )
+    coef, intercept = arrays["coef_"], arrays["intercept_"]
+    first = np.zeros((1 if rows == 1 else 0, features))
+    tensors = {"weight": np.concatenate([first, coef]), "bias": np.concatenate([first[:, 0], intercept])}
+    return TensorFile(
+        path=path,
+        sha256=sha256_of_file(path),
+        wrapping="arrays of scikit-learn",
+        tensors={name: torch.from_numpy(array.astype(np.float32)) for name, array in tensors.items()},
+        metadata={},
+    )
 
 
 def _chosen_classifier(head: TensorFile, path: Path, hints: LoadHints) -> tuple[TensorFile, dict[str, Any]]:

@@ -20,6 +20,7 @@ from gmmvit_deploy.checkpoints._fitting import (
 from gmmvit_deploy.checkpoints._model_folder import read_checkpoint, with_linear_head
 from gmmvit_deploy.checkpoints._other_files import refuse_adapter
 from gmmvit_deploy.checkpoints._wrapping import prefix_of_network
+from gmmvit_deploy.checkpoints._zero_shot import refuse_prompts, with_text_classes
 from gmmvit_deploy.checkpoints.audit import audit_model, audit_tensors
 from gmmvit_deploy.checkpoints.own_class import load_own_class, refuse_own_options, require_same_class
 from gmmvit_deploy.checkpoints.reading import TensorFile, under_prefix
@@ -92,6 +93,8 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
     """
     hints = hints or LoadHints()
     file = read_checkpoint(Path(path), hints.weights)
+    if hints.prompts:
+        refuse_prompts(file)
     own_class = own_class_of(hints.model)
     if file.has_own_names:
         return _load_own(file, hints)
@@ -102,6 +105,9 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
     refuse_adapter(file.path, file.tensors)  # a class of one's own may have layers of LoRA
     given, name = hints, str(path)
     file = _network_of(as_float32(file, keep={"torch.float64"}))
+    proof = None
+    if hints.prompts:
+        file, proof = with_text_classes(file, hints)
     source, hints, fitted = _fitted(file, given, name)
     file, shapes, spec, origins = fitted.file, fitted.shapes, fitted.spec, fitted.origins
     model = filled_model(spec, {ours: tensor_from_file(origin, file.tensors) for ours, origin in origins.items()})
@@ -113,6 +119,8 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
     del file, shapes, fitted  # frees the memory of the file's tensors, which the proof needs
     with errors_that_name(name):
         _family_of_source(source).proof(model)
+    if proof is not None:
+        proof.require_equal_logits(model, source=name)
     return loaded
 
 

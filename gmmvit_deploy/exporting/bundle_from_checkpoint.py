@@ -31,7 +31,7 @@ from gmmvit_deploy.exporting.onnx_from_model import OPSET, onnx_from_model
 from gmmvit_deploy.exporting.options import ExportOptions
 from gmmvit_deploy.exporting.variants import CALIBRATION_IMAGES, variants_from_bundle
 from gmmvit_deploy.files.writing import new_folder, require_free, sha256_of_file
-from gmmvit_deploy.graphs.folded import prove_folded
+from gmmvit_deploy.graphs.folded import prove_classes, prove_folded
 from gmmvit_deploy.graphs.weights import write_graph
 from gmmvit_deploy.images.names import clean_name
 from gmmvit_deploy.inference.labels import LabelSet
@@ -135,6 +135,8 @@ def bundle_from_checkpoint(
         inside = image if options.input_kind == "pixels" else None
         graph = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
         masks, biases = prove_folded(graph.graph, folded.masks, folded.biases, foreign=folded.model.foreign)
+        if (weight := folded.model.text_embeddings()) is not None:
+            prove_classes(graph.graph, weight.numpy(), labels)
         notes = {"gmmvit.checkpoint_sha256": loaded.file.sha256}
         notes |= {f"gmmvit.mask_sha256.{mask.layer}": mask.constant_sha256 for mask in masks}
         graph.metadata_props.update(notes)

@@ -28,6 +28,7 @@ SHAPE_OPERATORS = frozenset(
         "Slice",
         "Split",
         "Squeeze",
+        "Tile",
         "Transpose",
         "Unsqueeze",
     }

@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, bytes_of_array
 from gmmvit_deploy.graphs.declared import declared_role
-from gmmvit_deploy.graphs.wiring import Constants
+from gmmvit_deploy.graphs.wiring import Constants, made_by, values_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -126,6 +127,33 @@ def _find_constants(
             )
         )
     return tuple(records)
+
+
+def prove_classes(graph: ir.Graph, weight: NDArray[Any], labels: Sequence[str]) -> None:
+    """Check that the classifier in a graph is ``weight`` (C, D), bit for bit.  Errors: ExportError when it is not.
+
+    labels: the names of the classes, for the message.
+    """
+    head = next((made_by(value, "Gemm") for value in graph.outputs if value.name == "logits"), None)
+    constant = values_of(head.inputs[1]) if head is not None else None
+    if head is None or constant is None:
+        raise ExportError("expected a Gemm with the text embeddings to compute the logits, got another operator")
+    stored = constant if head.attributes.get_int("transB", 0) else constant.T
+    if stored.shape != weight.shape:
+        raise ExportError(f"{head.name}: expected text embeddings {weight.shape}, got {stored.shape}")
+    wrong = [index for index in range(len(weight)) if stored[index].tobytes() != weight[index].tobytes()]
+    others = {row.tobytes(): label for row, label in zip(weight, labels, strict=True)}
+    reasons = [
+        f"{labels[index]!r} has the text embedding of {other!r}"
+        if (other := others.get(stored[index].tobytes()))
+        else f"{labels[index]!r} differs by up to {np.abs(stored[index] - weight[index]).max():.2e}"
+        for index in wrong
+    ]
+    if reasons:
+        more = f" and {len(reasons) - 3} more" if len(reasons) > 3 else ""
+        raise ExportError(
+            f"{head.name}: expected the text embedding of each class, bit for bit; {'; '.join(reasons[:3])}{more}"
+        )
 
 
 def stored_constants(graph: ir.Graph) -> dict[str, NDArray[Any]]:

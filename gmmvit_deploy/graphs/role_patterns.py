@@ -6,7 +6,8 @@
     root mean square   x / √(mean(x²) + ε), a norm without centring
     token sum      y + f · Σ_j x_j with a constant f: a bias that depends on the sum over the tokens
     head mixing    a linear map of the heads between two Transposes: (B, H, n, n) → (B, n, n, H) → (B, H, n, n)
-    norm           x / Σ x or x / (ε + Σ x), the division of a tensor by its sum (L1 norm of external attention)
+    norm           x / Σ x or x / (ε + Σ x), the division of a tensor by its sum (L1 norm of external attention), and
+                   x / |x|, by its length (the image embedding of CLIP)
     head           the linear maps that compute the logits, and the sum or mean of two, as in a distilled model
 
 `guessed_roles` turns the results into roles.
@@ -142,7 +143,7 @@ def sum_norm_nodes(graph: ir.Graph, constants: Constants) -> set[ir.Node]:
         added = made_by(divisor, "Add")
         if added is not None and constants.index(added) is not None:
             divisor = next(iter(constants.computed(added)), None)
-        total = made_by(divisor, "ReduceSum")
+        total = made_by(divisor, "ReduceSum") or made_by(divisor, "ReduceL2")
         if total is not None and total.inputs[0] is divided:
             nodes |= {division, total, *([added] if added is not None else [])}
     return nodes

@@ -23,7 +23,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.constants import ConstantRecord, array_of, bytes_of_array
-from gmmvit_deploy.graphs.folded import prove_folded, stored_constants
+from gmmvit_deploy.graphs.folded import prove_classes, prove_folded, stored_constants
 from gmmvit_deploy.models.folding.fold import FoldedConstant, fold
 from gmmvit_deploy.parity._verdict import Check, passed_unless
 from gmmvit_deploy.parity.reference import Reference
@@ -41,13 +41,18 @@ def check_constants(bundle: Bundle, reference: Reference) -> Check:
     masks, mask_reasons = _stored("mask", stored, bundle.manifest.masks, folded.masks, exact.masks)
     biases, bias_reasons = _stored("bias", stored, bundle.manifest.biases, folded.biases, exact.biases)
     reasons = [f"{bundle.onnx_path.name}: {reason}" for reason in (*mask_reasons, *bias_reasons)]
+    weight = reference.model.text_embeddings()
     if not reasons:
         try:
             prove_folded(graph, masks, biases, foreign=reference.model.foreign)
+            if weight is not None:
+                prove_classes(graph, array_of(weight), bundle.manifest.labels)
         except ExportError as exc:
             reasons.append(f"{bundle.onnx_path.name}: {exc}")
     if reasons:
-        summary = f"{len(reasons)} differences from the masks and biases folded from the weights"
+        summary = f"{len(reasons)} differences from the constants folded from the weights"
+    elif weight is not None:
+        summary = f"the text embeddings of {len(weight)} classes in the graph are those of the weights, bit for bit"
     elif count := len(folded.masks) + len(folded.biases):
         summary = f"{count} masks and biases in the graph are those folded from the weights"
     else:

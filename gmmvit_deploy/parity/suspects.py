@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,8 @@ def explain(
         return ""
     if _are_halves(logits, trained, limit):
         return "the logits rounded to float16"
+    if exchanged := _exchanged(logits, trained, limit, bundle.manifest.labels):
+        return exchanged
     unexplained = float(np.abs(logits - trained).max())
     best, nearest = "", max(limit, _EXPLAINED * unexplained)
     for name, mistaken in suspects(bundle, reference, inputs) if mistakes is None else mistakes:
@@ -60,6 +62,18 @@ def explain(
         if distance < nearest and distance < _EXPLAINED * float(np.abs(mistaken - trained).max()):
             best, nearest = name, distance
     return best
+
+
+def _exchanged(logits: NDArray[Any], trained: NDArray[Any], limit: float, labels: Sequence[str]) -> str:
+    """Return which classes have PyTorch's logits of another class, if those are all that differ; else ""."""
+    exchanged = []
+    for index in map(int, np.flatnonzero(np.abs(logits - trained).max(axis=0) > limit)):
+        distances = np.abs(trained - logits[:, [index]]).max(axis=0)
+        nearest = int(distances.argmin())
+        if distances[nearest] > limit or not labels:
+            return ""
+        exchanged.append(f"the class {labels[index]!r} has the logits of {labels[nearest]!r}")
+    return "; ".join(exchanged[:3]) + (f" and {len(exchanged) - 3} more" if len(exchanged) > 3 else "")
 
 
 def _are_halves(logits: NDArray[Any], trained: NDArray[Any], limit: float) -> bool:

@@ -92,10 +92,65 @@ BACKBONES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "swin_backbone": ("SwinModel", _SWIN, "ViTImageProcessor", _SQUARE),
     "ijepa_backbone": ("IJepaModel", _VIT, "ViTImageProcessor", _SQUARE),
     "resnet_backbone": ("ResNetModel", _RESNET, "ViTImageProcessor", _SQUARE),
+    "dinov3_backbone": (
+        "DINOv3ViTModel",
+        {**_VIT, "num_register_tokens": 2},
+        "DINOv3ViTImageProcessor",
+        {"size": {"height": 32, "width": 32}, "resample": 2},
+    ),
+    "dinov3_gated_backbone": (
+        "DINOv3ViTModel",
+        {**_VIT, "num_register_tokens": 2, "use_gated_mlp": True, "hidden_act": "silu"},
+        "DINOv3ViTImageProcessor",
+        {"size": {"height": 32, "width": 32}, "resample": 2},
+    ),
+    "clip_backbone": ("CLIPVisionModel", _VIT, "CLIPImageProcessor", _SHORTEST),
+    "clip_projected": (
+        "CLIPVisionModelWithProjection",
+        {**_VIT, "projection_dim": 16},
+        "CLIPImageProcessor",
+        _SHORTEST,
+    ),
+    "siglip_backbone": ("SiglipVisionModel", _VIT, "SiglipImageProcessor", _SQUARE),
+    "dinov2_registers_backbone": ("Dinov2WithRegistersModel", _DINO, "BitImageProcessor", _SHORTEST),
     "dinov2_backbone": ("Dinov2Model", {**_DINO, "image_size": 56}, "BitImageProcessor", _SHORTEST),
 }
 """The same for networks without a classifier."""
+_LETTERS = [chr(number) for number in range(ord("a"), ord("z") + 1)]
+_CLIP_TOKENS = ["<|startoftext|>", "<|endoftext|>", *_LETTERS, *(f"{letter}</w>" for letter in _LETTERS)]
+_GEMMA_TOKENS = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "▁", *_LETTERS]
+
+
+def _text_tower(tokens: list[str], **special: int) -> dict[str, Any]:
+    return {**_TEXT, "vocab_size": len(tokens), "max_position_embeddings": 40, **special}
+
+
+IMAGES_AND_TEXTS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
+    "clip_model": (
+        "CLIPModel",
+        {
+            "vision_config": _VIT,
+            "text_config": _text_tower(_CLIP_TOKENS, bos_token_id=0, eos_token_id=1, pad_token_id=1),
+            "projection_dim": 16,
+        },
+        "CLIPImageProcessor",
+        _SHORTEST,
+    ),
+    "siglip_model": (
+        "SiglipModel",
+        {
+            "vision_config": _VIT,
+            "text_config": _text_tower(_GEMMA_TOKENS, bos_token_id=2, eos_token_id=1, pad_token_id=0),
+        },
+        "SiglipImageProcessor",
+        _SQUARE,
+    ),
+}
+"""The same for networks of images and texts, whose tokenizer knows the letters."""
 LABELS = ("a cat", "a dog", "a fox", "an owl", "a newt")
+
+
+_ALL = {**ARCHITECTURES, **BACKBONES, **IMAGES_AND_TEXTS}
 
 
 def built(name: str, arguments: Mapping[str, Any] = MappingProxyType({}), **fields: Any) -> Any:
@@ -103,7 +158,7 @@ def built(name: str, arguments: Mapping[str, Any] = MappingProxyType({}), **fiel
 
     arguments: those of the class beside the configuration.  fields: more fields of the configuration.
     """
-    architecture, sizes, _, _ = {**ARCHITECTURES, **BACKBONES}[name]
+    architecture, sizes, _, _ = _ALL[name]
     model_class = getattr(transformers, architecture)
     torch.manual_seed(0)
     labels = {"id2label": dict(enumerate(LABELS)), "label2id": {label: i for i, label in enumerate(LABELS)}}
@@ -118,10 +173,21 @@ def saved(name: str, folder: Path, model: Any = None, **options: Any) -> Path:
 
     model: the model, if it is not that of `built`.  options: arguments of ``save_pretrained`` of the model.
     """
-    _, _, processor, fields = {**ARCHITECTURES, **BACKBONES}[name]
+    _, _, processor, fields = _ALL[name]
     (model or built(name)).save_pretrained(folder, **options)
     getattr(transformers, processor)(**fields).save_pretrained(folder)
+    if name in IMAGES_AND_TEXTS:
+        _tokenizer(name).save_pretrained(folder)
     return folder
+
+
+def _tokenizer(name: str) -> Any:
+    """Return a tokenizer of the letters: that of CLIP, or that of SigLIP 2 of fixed resolution."""
+    tokens, kind = {
+        "clip_model": (_CLIP_TOKENS, transformers.CLIPTokenizer),
+        "siglip_model": (_GEMMA_TOKENS, transformers.GemmaTokenizer),
+    }[name]
+    return kind(vocab={token: index for index, token in enumerate(tokens)}, merges=[])
 
 
 def edited(folder: Path, file: str, **changes: Any) -> Path:

@@ -24,7 +24,7 @@ from gmmvit_deploy.models.families import spec_from_json
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import spec_to_json
-from tests.hugging_face.folders import ARCHITECTURES, BACKBONES, built, saved
+from tests.hugging_face.folders import ARCHITECTURES, BACKBONES, IMAGES_AND_TEXTS, built, saved
 
 pytestmark = pytest.mark.integration
 
@@ -55,6 +55,11 @@ CASES = {
     "the pooler": ("vit_backbone", {}, "pooler", 32),
     "the mean of Swin": ("swin_backbone", {}, None, 64),
     "DINOv2": ("dinov2_backbone", {}, None, 32),
+    "DINOv2 with registers": ("dinov2_registers_backbone", {}, None, 32),
+    "DINOv3": ("dinov3_backbone", {}, None, 32),
+    "DINOv3 with a gated mlp": ("dinov3_gated_backbone", {}, None, 32),
+    "SigLIP": ("siglip_backbone", {}, None, 32),
+    "CLIP": ("clip_backbone", {}, None, 32),
     "no pooled output": ("vit_msn_backbone", {}, "cls", 32),
 }
 """Name of a test → (test folder, arguments of its class, ``--set pool``, width of the features)."""
@@ -80,6 +85,21 @@ def test_features_of_a_backbone_are_those_of_transformers(case: str, tmp_path: P
     torch.testing.assert_close(folded.double()(IMAGES), expected, rtol=0, atol=1e-6)
     left_out = {name for name in loaded.unused if name.startswith("pooler.")}
     assert left_out == ({"pooler.dense.weight", "pooler.dense.bias"} if "before" in case else set())
+
+
+@pytest.mark.parametrize("name", ["clip_model", "siglip_model", "clip_projected"])
+@torch.no_grad()
+def test_features_of_a_network_of_images_and_texts_are_its_image_embeddings(name: str, tmp_path: Path) -> None:
+    folder = saved(name, tmp_path / name)
+    architecture = {**BACKBONES, **IMAGES_AND_TEXTS}[name][0]
+    network = getattr(transformers, architecture).from_pretrained(folder).double().eval()
+    expected = network(IMAGES).image_embeds if name == "clip_projected" else network.get_image_features(IMAGES)[1]
+    loaded = load_checkpoint(folder, LoadHints(only_features=True))
+    require_outputs(loaded)
+    assert expected.shape == (3, 32 if name == "siglip_model" else 16)
+    torch.testing.assert_close(loaded.model.double()(IMAGES), expected, rtol=0, atol=EXACT)
+    left_out = {key.partition(".")[0] for key in loaded.unused}
+    assert ("text_model" in left_out) == (name in IMAGES_AND_TEXTS)
 
 
 BARE = {"add_pooling_layer": False}

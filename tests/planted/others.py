@@ -7,8 +7,10 @@ from collections.abc import Callable
 import numpy as np
 from onnx import helper
 
+from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
+from gmmvit_deploy.models.specs import MaskSpec
 from tests.models.families.small_models import Small
-from tests.planted.graph import GraphCopy, Planted, changed
+from tests.planted.graph import GraphCopy, Other, Planted, changed
 from tests.planted.locality import family
 
 _WEIGHTS = r".*\.weights"
@@ -63,9 +65,36 @@ def _softmax_at_the_end(graph: GraphCopy) -> None:
     graph.nodes.append(helper.make_node("Softmax", ["head.logits"], ["logits"], name="head/Softmax", axis=-1))
 
 
+def _no_normalised_embedding(graph: GraphCopy) -> None:
+    division = graph.only("Div", "network")
+    graph.become(division, "Identity", division.input[0])
+
+
+_TOWER = {
+    "image_size": 16,
+    "patch_size": 4,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+ZERO_SHOT = Other(
+    family("hugging_face"),
+    "plain",
+    "zero-shot",
+    HuggingFaceSpec(
+        architecture="SiglipModel",
+        config={"vision_config": _TOWER},
+        image_size=16,
+        classes=5,
+        mask=MaskSpec(),
+        prompts=("a photo of a {}",),
+    ),
+)
 TUTORIAL = Small(family("naive_vit"), "plain")
 
 CASES = [
+    Planted(ZERO_SHOT, _no_normalised_embedding, "the image embedding not normalised"),
     Planted("eanet_tied_cpu", _softmax_over_slots(biases=True), "softmax over the slots in place of the tokens"),
     Planted(
         "eanet_tied_cpu",

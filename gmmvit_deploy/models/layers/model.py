@@ -89,6 +89,10 @@ class Model(nn.Module):
             if isinstance(layer, nn.Linear) and layer_role(layer) == "head":
                 yield name, layer
 
+    def text_embeddings(self) -> Tensor | None:
+        """Return the matrix (C, D) that computes the logits if the classes are texts; None if training gave it."""
+        return None
+
     def observed_grids(self) -> TokenGrids | None:
         """Return the grids of the tokens of each attention of a foreign network; None if all patches form squares."""
         return None

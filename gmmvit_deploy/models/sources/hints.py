@@ -62,7 +62,10 @@ class LoadHints:
     model: the name of an architecture of timm, or ``torchvision:VisionTransformer``, or a class as ``FILE.py:CLASS``.
     model_args: the arguments with which the training code built the model.
     resize_to: the side in pixels of the images for which the model is built again after loading.
-    head: the path of the file of a linear classifier for a backbone without classifier, such as a DINO backbone.
+    head: the path of the file of a linear classifier for a backbone without classifier, such as a DINO backbone:
+    a checkpoint, or an .npz file with scikit-learn's ``coef_`` and ``intercept_``.
+    labels, prompts: of a network of images and texts, the names of the classes and the sentences with ``{}`` in place
+    of the name, whose texts become the classes; several prompts are averaged.
     only_features: True if only the features of the network are needed, so that a file may have no classifier.
     only_tensors: True if the images are prepared outside of this package, so that it need not know how.
     `SETTINGS` explains the others.
@@ -143,6 +146,8 @@ class LoadHints:
         "1,2,3",
         lambda text: () if text == "none" else tuple(map(int, text.split(","))),
     )
+    labels: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
     only_features: bool = False
     only_tensors: bool = False
 
@@ -157,6 +162,27 @@ class LoadHints:
                     "interpolation resamples position embeddings for another image size, which is not given",
                     hint="add --resize-to PIXELS, or leave --set interpolation out",
                 )
+        for name in ("labels", "prompts"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        for prompt in self.prompts:
+            if "{}" not in prompt:
+                raise InputError(
+                    f"--prompt {prompt!r}: expected {{}} in place of the label",
+                    hint="type for example --prompt 'a photo of a {}'",
+                )
+        if self.prompts and not self.labels:
+            raise InputError(
+                "--prompt makes classes of labels, which are not given",
+                hint="add --labels FILE with a label on each line",
+            )
+        if self.labels and not self.prompts:
+            raise InputError(
+                "labels of LoadHints become the classes by prompts, which are not given",
+                hint="add prompts, or give the labels of a trained classifier to ExportOptions",
+            )
+        if self.prompts and self.head is not None:
+            raise InputError("--prompt and --head both state the classes", hint="leave one of them out")
         described = (self.head_blocks, self.head_average, self.head_name)
         if self.head is None and any(value not in (None, False) for value in described):
             raise InputError(

@@ -24,6 +24,8 @@ class Conversion:
     convert: Callable[..., Tensor]
 
 
+HEAD_FILE = "head_file"
+"""The prefix under which `checkpoints._model_folder` adds the tensors of a linear head to those of the backbone."""
 TensorOrigins = Mapping[str, "str | Conversion"]
 """Name in the model → the key of the file with the same tensor, or the conversion that computes the tensor."""
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def _network() -> Network:
     from gmmvit_deploy.models.families.hugging_face import folding
     from gmmvit_deploy.models.families.hugging_face.model import HuggingFaceModel
+    from gmmvit_deploy.models.families.hugging_face.zero_shot import without_normalised_embeddings
 
     return Network(
         build=HuggingFaceModel,
@@ -25,6 +26,7 @@ def _network() -> Network:
             folding.pool_by_mean,
             folding.reverse_channels,
         ),
+        mistakes=(("the image embedding not normalised", without_normalised_embeddings),),
     )
 
 

@@ -25,13 +25,19 @@ from typing import Any
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.inference.labels import Task
 from gmmvit_deploy.models.families.hugging_face.images import PREPROCESSOR_FILE, Preprocessing, preprocessing_from
-from gmmvit_deploy.models.families.hugging_face.network import config_of, is_backbone, network_config, network_from_spec
+from gmmvit_deploy.models.families.hugging_face.network import (
+    IMAGES_AND_TEXTS,
+    backbone_from_spec,
+    config_of,
+    is_backbone,
+    network_config,
+)
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.sources.shapes import MAX_SIDE, Shapes, image_sides, refuse_depth
-from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins
-from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
+from gmmvit_deploy.models.sources.source import HEAD_FILE, CheckpointSource, TensorOrigins
+from gmmvit_deploy.models.specs import CHANNELS, MaskSpec, input_shape
 
 CONFIG_FILE = "config.json"
 _TASKS: dict[str, Task] = {
@@ -39,6 +45,11 @@ _TASKS: dict[str, Task] = {
     "multi_label_classification": "multi-label",
 }
 """``problem_type`` of ``config.json`` → task."""
+_LOSSES: dict[str, tuple[str, Task]] = {
+    "CLIPModel": ("softmax", "single-label"),
+    "SiglipModel": ("sigmoid", "multi-label"),
+}
+"""Class of a network of images and texts → what its training applies to the logits, and the task."""
 _FIELDS = {"mean": "image_mean", "std": "image_std", "resize": "resample", "crop_pct": "size"}
 """Field of `KnownImages` → name of the value in the preprocessor's file."""
 
@@ -53,6 +64,12 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
             hint=f"give the folder with the weights, {CONFIG_FILE} and {PREPROCESSOR_FILE}",
         )
     architecture = _architecture(stated, where)
+    if architecture in IMAGES_AND_TEXTS and not (hints.prompts or hints.only_features or hints.head):
+        raise CheckpointError(
+            f"{where}: {architecture} is a network of images and texts, which has no classes of its own",
+            hint="type gmmvit export with --labels FILE and --prompt 'a photo of a {}' to make classes of the labels, "
+            "or with --outputs features for the embeddings of images",
+        )
     _task(stated, where)
     _refuse_options(shapes.source, hints)
     sizes = {**_part_of_images(stated), **stated}
@@ -65,12 +82,16 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
             f"{where}: num_channels is {channels!r}; expected one of {', '.join(map(str, CHANNELS))}",
             hint=f"give the folder of a classifier of images, and {CONFIG_FILE} unchanged",
         )
-    backbone = is_backbone(architecture)
-    if backbone and not hints.only_features:
+    backbone = is_backbone(architecture) or (architecture in IMAGES_AND_TEXTS and not hints.prompts)
+    if backbone and not hints.only_features and hints.head is None:
         raise CheckpointError(
             f"{where}: {architecture} is a backbone without a classifier",
-            hint="add --outputs features to gmmvit export; for logits, give the folder of a classifier, such as "
-            "ViTForImageClassification",
+            hint="add --outputs features to gmmvit export; for logits, add --head FILE with a linear layer that was "
+            "trained on the features, or give the folder of a classifier, such as ViTForImageClassification",
+        )
+    if not backbone and hints.head is not None:
+        raise CheckpointError(
+            f"{where}: --head is for a backbone, and {architecture} has a classifier", hint="leave --head out"
         )
     if not backbone and hints.pool is not None:
         raise CheckpointError(
@@ -79,14 +100,19 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
         )
     preprocessing = _preprocessing(shapes, channels, hints)
     height, width = _size(preprocessing, config, hints, shapes.source)
+    classes, features = 0 if backbone else len(hints.labels) or int(config.num_labels), 0
+    if hints.head is not None:
+        classes, features = shapes.of(f"{HEAD_FILE}.weight", rank=2)
     spec = HuggingFaceSpec(
         architecture=architecture,
         config=network_config(stated, where=where),
         image_size=height,
         image_width=None if width == height else width,
         channels=channels,
-        classes=0 if backbone else int(config.num_labels),
+        classes=classes,
+        head_features=features,
         mask=MaskSpec(),
+        prompts=hints.prompts,
         bgr=preprocessing is not None and preprocessing.bgr,
     )
     if hints.heads not in (None, spec.first_heads):
@@ -94,7 +120,33 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
             f"{shapes.source}: --set heads={hints.heads}, but {CONFIG_FILE} states {spec.first_heads} heads",
             hint="leave --set heads out",
         )
-    return _with_pool(spec, shapes, hints) if backbone else spec
+    if not backbone:
+        return spec
+    spec = _with_pool(spec, shapes, hints)
+    _require_width(spec, shapes.source, hints)
+    return spec
+
+
+def _require_width(spec: HuggingFaceSpec, source: str, hints: LoadHints) -> None:
+    """Errors: CheckpointError when the linear layer of ``--head`` reads another number of features."""
+    import torch
+
+    from gmmvit_deploy.models.families.hugging_face.backbone import pooled
+
+    if not spec.head_features:
+        return
+    try:
+        with torch.device("meta"):
+            backbone = backbone_from_spec(spec)
+            (width,) = pooled(backbone, backbone(torch.zeros(1, *input_shape(spec))), spec).shape[1:]
+    # A network that cannot run without data, or has no vector of features, is refused when the model is filled.
+    except Exception:
+        return
+    if spec.head_features != width:
+        raise CheckpointError(
+            f"{hints.head}: the linear head reads {spec.head_features} features, but {source} has {width}",
+            hint="type --head with the file of a linear layer that was trained on the features of this backbone",
+        )
 
 
 def _architecture(stated: Mapping[str, Any], where: str) -> str:
@@ -119,7 +171,7 @@ def _task(stated: Mapping[str, Any], where: str) -> Task | None:
 
 def _refuse_options(source: str, hints: LoadHints) -> None:
     """Refuse an option that describes what ``config.json`` states."""
-    options = {"--model": hints.model, "--head": hints.head, "--set closed_form": hints.closed_form}
+    options = {"--model": hints.model, "--set closed_form": hints.closed_form}
     for option, value in options.items():
         if value is not None:
             raise CheckpointError(
@@ -175,11 +227,13 @@ def _size(preprocessing: Preprocessing | None, config: Any, hints: LoadHints, so
 
 def taken_from(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Mapping[str, str]:
     preprocessing = _preprocessing(shapes, spec.channels, hints)
+    texts = ", ".join(repr(prompt) for prompt in spec.prompts)
+    classes = {"classes": f"the text tower, run once in float64 with the prompts {texts}"} if texts else {}
     if preprocessing is not None and preprocessing.size is not None:
-        return {"image_size": _file(shapes)}
+        return {"image_size": _file(shapes), **classes}
     config = shapes.record.config
     stated = any(part.get("image_size") is not None for part in (config, _part_of_images(config)))
-    return {"image_size": CONFIG_FILE if stated else f"transformers' default for {spec.architecture}"}
+    return {"image_size": CONFIG_FILE if stated else f"transformers' default for {spec.architecture}", **classes}
 
 
 def tensor_origins(spec: HuggingFaceSpec) -> TensorOrigins:
@@ -189,7 +243,13 @@ def tensor_origins(spec: HuggingFaceSpec) -> TensorOrigins:
 
     with torch.device("meta"):
         state = HuggingFaceModel(spec).state_dict()
-    return {name: name.removeprefix("network.") for name in state}
+    parts = {"network.classifier": HEAD_FILE, "network.backbone": ""} if spec.head_features else {"network": ""}
+    return {name: _file_name(name, parts) for name in state}
+
+
+def _file_name(name: str, parts: Mapping[str, str]) -> str:
+    part = next(part for part in parts if name.startswith(f"{part}."))
+    return f"{parts[part]}{name.removeprefix(part)}".removeprefix(".")
 
 
 def known_unused(spec: HuggingFaceSpec) -> Mapping[str, str]:
@@ -198,18 +258,26 @@ def known_unused(spec: HuggingFaceSpec) -> Mapping[str, str]:
     if spec.pool != "cls":
         return {}
     with torch.device("meta"):
-        read, all_tensors = (network_from_spec(replace(spec, pool=pool)).state_dict() for pool in ("cls", "pooler"))
+        read, all_tensors = (backbone_from_spec(replace(spec, pool=pool)).state_dict() for pool in ("cls", "pooler"))
     return dict.fromkeys(all_tensors.keys() - read.keys(), "--set pool=cls takes the class token before the pooler")
 
 
 def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> KnownImages:
     config, where = shapes.record.config, f"{shapes.source}/{CONFIG_FILE}"
-    stated = KnownImages(
-        labels=_labels(config, where, spec.classes),
-        task=_task(config, where),
-        task_evidence=f"{where}: problem_type is {config.get('problem_type')!r}",
-        origins={"labels": f"id2label in {CONFIG_FILE}"},
-    )
+    if spec.prompts:
+        function, task = _LOSSES[spec.architecture]
+        evidence = f"{where}: {spec.architecture} is trained with the {function}"
+        origins = {"labels": "--labels"}
+        stated = KnownImages(labels=hints.labels, task=task, task_evidence=evidence, origins=origins)
+    elif spec.head_features:  # id2label is that of another classifier, or transformers' default
+        stated = KnownImages()
+    else:
+        stated = KnownImages(
+            labels=_labels(config, where, spec.classes),
+            task=_task(config, where),
+            task_evidence=f"{where}: problem_type is {config.get('problem_type')!r}",
+            origins={"labels": f"id2label in {CONFIG_FILE}"},
+        )
     preprocessing = _preprocessing(shapes, spec.channels, hints)
     if preprocessing is None:
         return stated
@@ -263,11 +331,11 @@ def _with_pool(spec: HuggingFaceSpec, shapes: Shapes, hints: LoadHints) -> Huggi
     import torch
     from torch import nn
 
-    from gmmvit_deploy.models.families.hugging_face.model import has_class_token
+    from gmmvit_deploy.models.families.hugging_face.backbone import has_class_token
 
     where, architecture = shapes.source, spec.architecture
     with torch.device("meta"):
-        network = network_from_spec(spec)
+        network = backbone_from_spec(spec)
     pooler = getattr(network, "pooler", None)
     learned = isinstance(pooler, nn.Module) and any(isinstance(module, nn.Linear) for module in pooler.modules())
     stored = any(".pooler." in f".{name}" for name in shapes.tensors)

@@ -1,7 +1,7 @@
 """A model of Hugging Face transformers as a `Model` of this package.
 
 A classifier has logits = network(images).logits = W x + b; its features are x, the vector that the last layer reads.
-The features of a backbone without a classifier are ``pooler_output``, or the class token of ``last_hidden_state``.
+`backbone.pooled` says what the features of a backbone without a classifier are.
 """
 
 from __future__ import annotations
@@ -12,16 +12,12 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import SpecError
+from gmmvit_deploy.models.families.hugging_face.backbone import pooled
 from gmmvit_deploy.models.families.hugging_face.network import network_from_spec
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
 from gmmvit_deploy.models.layers.answered_network import AnsweredNetwork
 
 _HEADS = ("classifier", "cls_classifier", "distillation_classifier", "head")
-
-
-def has_class_token(network: nn.Module) -> bool:
-    """Return True if a backbone of transformers has a class token, which is then the first of the tokens."""
-    return any(name.rpartition(".")[2] == "cls_token" for name, _ in network.named_parameters())
 
 
 class HuggingFaceModel(AnsweredNetwork):
@@ -45,23 +41,8 @@ class HuggingFaceModel(AnsweredNetwork):
 
     def logits_of(self, network: nn.Module, images: Tensor) -> Tensor:
         output: Any = network(images[:, [2, 1, 0]] if self.reverses else images)
-        answer: Tensor = output.logits if self.spec.classes else self._pooled(output)
+        answer: Tensor = output.logits if self.spec.classes else pooled(network, output, self.spec)
         return answer
-
-    def _pooled(self, output: Any) -> Tensor:
-        """Return the features (B, D) of a backbone."""
-        if self.spec.pool == "cls":
-            token: Tensor = output.last_hidden_state[:, 0]
-            return token
-        pooled: Tensor | None = getattr(output, "pooler_output", None)
-        if pooled is None:
-            raise SpecError(
-                f"{self.title}: transformers computes no pooler_output",
-                hint="type --set pool=cls for the class token of last_hidden_state"
-                if has_class_token(self.network)
-                else "give the folder of a classifier: this backbone has no class token either",
-            )
-        return pooled
 
     @property
     def pooling(self) -> str:
@@ -82,6 +63,9 @@ class HuggingFaceModel(AnsweredNetwork):
         finally:
             handle.remove()
         return logits, read[-1]
+
+    def text_embeddings(self) -> Tensor | None:
+        return self._classifier().weight.detach() if self.spec.prompts and "logits" in self.outputs else None
 
     def _classifier(self) -> nn.Linear:
         heads = dict(self.classifier_heads())

@@ -15,12 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.errors import MissingDependencyError, SpecError
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
+from gmmvit_deploy.models.sources.source import HEAD_FILE
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 _SUFFIXES = ("ForImageClassification", "ForImageClassificationWithTeacher")
+IMAGES_AND_TEXTS = ("CLIPModel", "SiglipModel")
+"""Classes with an image tower and a text tower; their classes are texts, as ``--prompt`` states."""
+_TOWERS = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
+"""Backbones that transformers' table of networks of images lacks."""
 _REFUSED = {
     "auto_map": "it names code in the folder, and gmmvit runs only code of transformers",
     "backbone": "transformers would build a backbone of another library, and could download it",
@@ -49,12 +54,17 @@ def require_transformers() -> Any:
     return transformers
 
 
+def of_images_and_texts(config: Mapping[str, Any]) -> bool:
+    """Return True if ``config.json`` states one of the classes of `IMAGES_AND_TEXTS`."""
+    return config.get("architectures") in [[name] for name in IMAGES_AND_TEXTS]
+
+
 def is_backbone(name: str) -> bool:
     """Return True if transformers has a network of images without a classifier with this name, such as ``ViTModel``."""
     require_transformers()
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_MAPPING_NAMES as CLASSES
 
-    return name in _names(CLASSES) and not name.endswith(_SUFFIXES)
+    return name in (*_names(CLASSES), *_TOWERS) and not name.endswith(_SUFFIXES)
 
 
 def _names(classes: Mapping[str, str | tuple[str, ...]]) -> list[str]:
@@ -76,7 +86,13 @@ def class_named(name: str, *, where: str) -> Any:
             f"{where}: {name} is a model of timm inside transformers",
             hint="give the weights of the folder, and type --model with timm's name of the architecture",
         )
-    if not (name in known and name.endswith(_SUFFIXES)) and not is_backbone(name):
+    if name.startswith("Siglip2"):
+        raise SpecError(
+            f"{where}: {name} cuts images of any size into patches (NaFlex); expected a network that reads images of "
+            "one size",
+            hint="give the folder of a SigLIP 2 of fixed resolution, whose class is SiglipModel",
+        )
+    if not (name in known and name.endswith(_SUFFIXES)) and not is_backbone(name) and name not in IMAGES_AND_TEXTS:
         close = difflib.get_close_matches(name, known, n=3) or ["ViTForImageClassification"]
         raise SpecError(
             f"{where}: transformers {transformers.__version__} has no classifier or backbone of images {name!r}",
@@ -151,8 +167,27 @@ def config_of(architecture: str, config: Mapping[str, Any], *, where: str) -> An
 
 def network_from_spec(spec: HuggingFaceSpec) -> nn.Module:
     """Build the network of a spec with random weights, in evaluation mode, or SpecError."""
+    if spec.prompts:
+        from gmmvit_deploy.models.families.hugging_face.zero_shot import ZeroShotNetwork
+
+        config = config_of(spec.architecture, spec.config, where="config.json")
+        return ZeroShotNetwork(config, spec.classes).eval()
+    backbone = backbone_from_spec(spec)
+    if not spec.head_features:
+        return backbone
+    from gmmvit_deploy.models.families.hugging_face.backbone import BackboneWithHead
+
+    return BackboneWithHead(backbone, spec).eval()
+
+
+def backbone_from_spec(spec: HuggingFaceSpec) -> nn.Module:
+    """Build transformers' own network of a spec without ``prompts``, without the linear layer of ``--head``."""
     where = "config.json"
     config = config_of(spec.architecture, spec.config, where=where)
+    if spec.architecture in IMAGES_AND_TEXTS:
+        from gmmvit_deploy.models.families.hugging_face.zero_shot import ImageTower
+
+        return ImageTower(config).eval()
     model_class = class_named(spec.architecture, where=where)
     takes_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
     arguments = {"add_pooling_layer": False} if takes_pooler and spec.pool == "cls" else {}
@@ -173,21 +208,36 @@ def _cannot_build(architecture: str, where: str, exc: Exception) -> SpecError:
 
 
 def names_in_network(spec: HuggingFaceSpec, names: Iterable[str]) -> Mapping[str, str | None]:
+    """Map each name in a file to the name in the network of a spec (`translated_names`)."""
+    import torch
+
+    if spec.prompts:  # `checkpoints._zero_shot` has translated them
+        return {name: name for name in names}
+    with torch.device("meta"):
+        if spec.architecture not in IMAGES_AND_TEXTS:
+            return translated_names(backbone_from_spec(spec), names)
+        from gmmvit_deploy.models.families.hugging_face.zero_shot import TENSORS
+
+        config = config_of(spec.architecture, spec.config, where="config.json")
+        whole = translated_names(class_named(spec.architecture, where="config.json")(config), names)
+    return {old: new if new and new.startswith((*TENSORS, HEAD_FILE)) else None for old, new in whole.items()}
+
+
+def translated_names(network: Any, names: Iterable[str]) -> Mapping[str, str | None]:
     """Map each name in a file to the name in the network, as transformers does when it loads the file.
 
     A name that transformers does not know is mapped to itself, and one that it knows to be unused to None.
     """
-    import torch
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-    with torch.device("meta"):
-        network: Any = network_from_spec(spec)
     state = network.state_dict()
     transforms = get_model_conversion_mapping(network)
     renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
     converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
     unused = [re.compile(pattern) for pattern in network._keys_to_ignore_on_load_unexpected or ()]
+    # Older files of CLIP and SigLIP hold position_ids, which the network now computes.
+    computed = {name for name, _ in network.named_buffers()} - state.keys()
     translated: dict[str, str | None] = {}
     for name in names:
         new, pattern = rename_source_key(name, renamings, converters, network.base_model_prefix, state)
@@ -196,5 +246,6 @@ def names_in_network(spec: HuggingFaceSpec, names: Iterable[str]) -> Mapping[str
         if new in state and pattern is None:
             translated[name] = new
         else:
-            translated[name] = None if any(p.search(new) or p.search(name) for p in unused) else name
+            is_unused = new in computed or any(p.search(new) or p.search(name) for p in unused)
+            translated[name] = None if is_unused else name
     return translated

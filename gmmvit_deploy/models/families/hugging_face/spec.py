@@ -20,17 +20,21 @@ class HuggingFaceSpec(ModelSpec):
     that after the preprocessing, which can differ from ``image_size`` of ``config``.
     pool: the features of a backbone, whose spec has 0 classes: ``cls``, the class token of ``last_hidden_state``; or
     ``pooler`` or "", transformers' ``pooler_output``. It is "" if the user did not choose, and for a classifier.
+    head_features: D of the linear layer of ``--head`` behind the features of a backbone; 0 without one.
+    prompts: of a network of images and texts, such as ``CLIPModel``, the prompts whose texts became its classes.
     bgr: True if the network was trained with the channels in the order blue, green, red. Images are RGB everywhere: the
     model reverses the channels.
     """
 
     family: ClassVar[str] = "hugging_face"
     headless: ClassVar[bool] = True
-    flags: ClassVar[tuple[str, ...]] = ("pool", "bgr")
+    flags: ClassVar[tuple[str, ...]] = ("pool", "head_features", "prompts", "bgr")
     architecture: str
     config: Mapping[str, Any] = field(default_factory=dict)
     image_width: int | None = None
     pool: str = ""
+    head_features: int = 0
+    prompts: tuple[str, ...] = ()
     bgr: bool = False
 
     def __post_init__(self) -> None:
@@ -40,7 +44,9 @@ class HuggingFaceSpec(ModelSpec):
         object.__setattr__(self, "config", plain_json(self.config, "config"))
         require(self.pool in ("", "cls", "pooler"), f"pool: expected cls or pooler, got {self.pool!r}")
         require(not self.bgr or self.channels == 3, "bgr: expected 3 channels")
-        require(not (self.pool and self.classes), "pool: the classifier of a network determines what it reads")
+        own = self.classes and not self.head_features
+        require(not (self.pool and own), "pool: the classifier of a network determines what it reads")
+        require(not self.head_features or self.classes > 0, "head_features: expected a network with classes")
         if self.image_width is not None:
             require_counts(self, "image_width")
 

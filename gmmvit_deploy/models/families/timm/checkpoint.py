@@ -42,14 +42,12 @@ from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.sources.shapes import MissingTensorError, Shapes, infer_mask, mask_heads
-from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins
+from gmmvit_deploy.models.sources.source import HEAD_FILE, CheckpointSource, Conversion, TensorOrigins
 from gmmvit_deploy.models.specs import CHANNELS, Interpolation, MaskSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-HEAD_FILE = "head_file"
-"""The prefix under which `checkpoints._model_folder` adds the tensors of a linear head to those of the backbone."""
 _FIELDS = {"mean": "mean", "std": "std", "resize": "interpolation", "crop_pct": "crop_pct"}
 """Field of `KnownImages` → name of the value in timm."""
 _OPTIONS_OF_DEIT = {"model", "input_size", "distillation_type"}
