@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from onnx import numpy_helper
@@ -139,7 +140,7 @@ def test_the_graph_stores_the_text_embeddings_bit_for_bit(name: str, bundles: Ca
     assert manifest.task == ("single-label" if name == "clip_model" else "multi-label")
     assert manifest.labels == LABELS
     assert manifest.spec.prompts == PROMPTS[:1]
-    assert "unknown" not in roles_of(onnx.load(bundle.onnx_path).graph).values()
+    assert "unknown" not in roles_of(ir.load(bundle.onnx_path).graph).values()
     report = judged(bundle)
     constants = next(check for check in report.checks if check.name == "constants")
     assert constants.verdict == "passed"
