@@ -68,9 +68,13 @@ FAULTS = {
         "tests/serving/test_published_faults.py::test_no_chunked_body_passes_the_gateway",
         "tests/serving/test_hostile_requests.py::test_the_same_server_answers_after_deep_nesting",
     ),
-    "recursion, compressed data": (
-        "tests/serving/test_gateway.py::test_the_277_bytes_that_end_a_server",
+    "recursion": (
+        "tests/serving/test_gateway.py::test_no_number_of_json_wraps",
         "tests/serving/test_hostile_requests.py::test_the_same_server_answers_after_deep_nesting",
+    ),
+    "compressed requests": (
+        "tests/serving/test_gateway.py::test_the_277_bytes_that_end_a_server",
+        "tests/serving/test_gateway.py::test_compressed_messages",
     ),
     "very large requests": ("tests/serving/test_gateway.py::test_too_large",),
     "an error names the memory of the Python backend": (
@@ -87,10 +91,10 @@ FAULTS = {
     ),
     "a stream that is cancelled": ("tests/serving/test_published_faults.py::test_no_stream_passes_the_gateway",),
     "very many outputs": ("tests/serving/test_published_faults.py::test_a_request_for_very_many_outputs_is_an_error",),
-    "backends and plugins for DALI, TensorRT and MLflow": (
-        "tests/serving/test_published_faults.py::test_the_server_of_the_wheel_has_only_the_python_backend",
+    "parts for DALI, TensorRT, MLflow and SageMaker": (
+        "tests/serving/test_published_faults.py::test_the_server_has_the_python_backend_and_three_ports",
     ),
-    "Triton's own authentication": (
+    "authentication that is missing or can be passed by": (
         "tests/serving/test_gateway.py::test_no_key",
         "tests/serving/test_gateway.py::test_everything_else_is_404",
     ),

@@ -124,6 +124,13 @@ def test_a_request_for_very_many_outputs_is_an_error(service: Service) -> None:
     assert request(service.http_url, "/v2/health/ready").status == 200
 
 
-def test_the_server_of_the_wheel_has_only_the_python_backend() -> None:
-    """CVE-2025-23268, CVE-2026-24213 to -24215 are in the DALI backend, CVE-2025-23335 in the TensorRT backend."""
+def test_the_server_has_the_python_backend_and_three_ports(stand_in: TritonServer) -> None:
+    """CVE-2025-23268, CVE-2026-24213 to -24215: DALI; CVE-2025-23335: TensorRT; CVE-2025-33238: SageMaker's port."""
     assert wheel_server().backend_names == ("python",)
+    sockets = {str(link.readlink()) for link in Path(f"/proc/{stand_in.pid}/fd").iterdir()}
+    tables = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
+    rows = [line.split() for line in tables.splitlines()]
+    listening = {
+        int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets
+    }
+    assert listening == {stand_in.http_port, stand_in.grpc_port, stand_in.metrics_port}
