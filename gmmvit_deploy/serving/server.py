@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import secrets
@@ -105,8 +106,11 @@ class TritonServer:
         return f"http://{self.options.metrics_host or self.options.host}:{self.metrics_port}/metrics"
 
     def version(self) -> str:
-        """Return the version of the running server, such as ``2.51.0``.  Errors: OSError, HTTPException."""
-        return str(json.loads(text_from_url(f"{self.http_url}/v2"))["version"])
+        """Return the version of the running server, such as ``2.51.0``.  Errors: ServerError."""
+        try:
+            return str(json.loads(text_from_url(f"{self.http_url}/v2"))["version"])
+        except (OSError, http.client.HTTPException, ValueError, KeyError) as exc:
+            raise ServerError(f"the server at {self.http_url} does not state its version: {exc}") from exc
 
     @property
     def pid(self) -> int:
