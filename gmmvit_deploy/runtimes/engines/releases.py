@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 # Release → (Triton version, TensorRT version) in the container. TensorRT "": no source states it. A release is missing
-# if no source states its Triton version. Sources: NVIDIA's release notes up to 25.06; later, the start messages of the
-# containers, issues of triton-inference-server (server 8969, pytriton 108), and its guide to builds for RHEL (26.05).
+# if no source states its Triton version. Sources: NVIDIA's release notes up to 25.06, and for 26.04 and 26.10; issues
+# of triton-inference-server (pytriton 108: 25.07, server 8969: 26.07) and its guide to builds for RHEL (26.05); for the
+# others, what people publish who run the containers, such as their start messages.
 RELEASES = {
     "24.06": ("2.47.0", "10.1.0"),
     "24.07": ("2.48.0", "10.2.0"),
