@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from gmmvit_deploy.runtimes.engines.card import CARD_FILE, EngineCard, open_engi
 from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_in, loads_on, runs_on
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS, find_flavor, refuse, visible_gpu
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile
+from gmmvit_deploy.runtimes.engines.releases import triton_in_words
 from gmmvit_deploy.runtimes.kernels.libraries import TRY_AGAIN, openvino_library
 from gmmvit_deploy.runtimes.programs.onnxruntime import import_onnxruntime, require_onnxruntime
 from gmmvit_deploy.runtimes.programs.onnxruntime_providers import (
@@ -331,9 +333,10 @@ def _probe() -> bytes:
 
 def _server() -> str:
     install = find_server()
-    _start_once(install)
+    version = _start_once(install)
     origin = f"of the {PACKAGE} wheel" if install.kind == "wheel" else "installed on this machine"
-    return f"{install.binary}, {origin}; backends: {', '.join(install.backend_names) or 'none'}"
+    backends = ", ".join(install.backend_names) or "none"
+    return f"{install.binary}, {origin}; backends: {backends}; {triton_in_words(version)}"
 
 
 def _haproxy() -> str:
@@ -341,14 +344,23 @@ def _haproxy() -> str:
     return f"HAProxy {haproxy_version(program)} ({program}), for gmmvit serve --gateway"
 
 
-def _start_once(install: ServerInstall) -> None:
-    """Run the server with ``--help``, for which it loads every linked library.  Errors: GmmvitError."""
+def _start_once(install: ServerInstall) -> str:
+    """Start the server, which loads every linked library, and return its version.  Errors: GmmvitError.
+
+    Its model repository does not exist, so it says what it is, and ends.
+    """
     environment = {**os.environ, **install.environment}
     try:
         answer = subprocess.run(
-            [str(install.binary), "--help"], capture_output=True, text=True, timeout=60, env=environment
+            [str(install.binary), "--model-repository=/nonexistent"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=environment,
         )
     except (OSError, subprocess.SubprocessError) as exc:
         raise GmmvitError(f"{install.binary} does not start: {exc}") from exc
-    if "--model-repository" not in answer.stdout + answer.stderr:
+    version = re.search(r"server_version\s*\|\s*(\S+)", answer.stdout + answer.stderr)
+    if version is None:
         raise GmmvitError(f"{install.binary} does not start: {(answer.stderr or answer.stdout).strip()[:160]}")
+    return version[1]

@@ -36,8 +36,8 @@ from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.folding.fold import folding_passes
 from gmmvit_deploy.models.sources.hints import SETTINGS
 from gmmvit_deploy.parity import check as parity_check
-from gmmvit_deploy.runtimes.engines import compatibility
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
+from gmmvit_deploy.runtimes.engines.releases import RELEASES
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.runners.names import RUNNERS
 from gmmvit_deploy.serving.front.process import _EXIT_BEHIND_GATEWAY_S
@@ -314,7 +314,7 @@ def test_data_is_that_of_the_program() -> None:
 
 def test_releases_of_triton_are_those_of_the_program() -> None:
     rows = {release: tuple(versions) for release, *versions in table("triton_gpu.md", "Triton container")}
-    assert rows == compatibility._RELEASES
+    assert rows == RELEASES
 
 
 def test_make_targets_are_those_of_the_makefile() -> None:

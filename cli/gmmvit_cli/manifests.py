@@ -160,6 +160,7 @@ def manifests(
                 "files": written.files,
                 "secrets": dict(written.secrets),
                 "warnings": written.warnings,
+                "images": dict(written.images),
             }
         )
         return
@@ -167,8 +168,10 @@ def manifests(
         note(warning)
     for secret, content in written.secrets.items():
         note(f"create the Secret {secret}: {content}")
-    dockerfile = next(name for name in written.files if name.endswith("/Dockerfile"))
-    note(f"build the image of --image from {written.path / dockerfile}")
+    build = "build the image of --image from"
+    for dockerfile, server in written.images.items():
+        note(f"{build} {written.path / dockerfile}" + (f": {server}" if server else ""))
+        build = "or, smaller, from"
     if not written.complete:
         how = "measure them with gmmvit tune" if written.sizes else "type --memory"
         note(f"fill in the values in {written.apply / 'sizes.yaml'}, or {how}")

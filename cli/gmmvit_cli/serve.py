@@ -113,6 +113,7 @@ def serve(
         if path is not None:
             served = open_served(path, runner=runner, request_pixels=request_pixels)
     refusals.raise_all()
+    from gmmvit_deploy.runtimes.engines.releases import triton_in_words
     from gmmvit_deploy.serving.front.options import CLASSIFY_PATH, DEFAULT_CLASSIFY_PORT
     from gmmvit_deploy.serving.server import ServerOptions
     from gmmvit_deploy.serving.server_log import stamped
@@ -131,12 +132,14 @@ def serve(
     def announce(service: Service) -> None:
         shown.close()
         server, images = service.server, {"classify": service.classify_url, "embed": service.embed_url}
+        triton = server.version()
         where = {
             "grpc": service.grpc_url,
             "http": service.http_url,
             "metrics": service.metrics_url,
             **images,
             "repository": str(server.repository),
+            "triton": triton,
             "pid": server.pid,
             "gateway_pid": service.gateway.pid if service.gateway else None,
             "bundle": server.models.bundle or None,  # repositories of other tools state neither
@@ -150,6 +153,7 @@ def serve(
             if service.classify_url and not gateway:
                 ready += f"  page {service.classify_url.removesuffix(CLASSIFY_PATH)}"
             typer.echo(ready + (f"  {server.models.runner}" if server.models.runner else ""))
+        note(triton_in_words(triton))
 
     with shown:
         how: dict[str, Any] = {

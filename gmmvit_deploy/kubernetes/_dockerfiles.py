@@ -15,8 +15,9 @@ from gmmvit_deploy import __version__
 from gmmvit_deploy.errors import MissingDependencyError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.kubernetes.templates import docker_file
+from gmmvit_deploy.runtimes.engines.releases import NEWEST, triton_in_words
 from gmmvit_deploy.serving.names import OLDEST_IMAGE_RELEASE
-from gmmvit_deploy.serving.server_wheel import INSTALLED_BYTES, NEWEST_PYTHON, PACKAGE, VERSION
+from gmmvit_deploy.serving.server_wheel import INSTALLED_BYTES, NEWEST_PYTHON, PACKAGE, TRITON, VERSION
 
 _SERVES = (
     "cryptography",
@@ -34,8 +35,10 @@ _SERVES = (
 _CLASSIFIES = ("fsspec", "jinja2", "numpy", "onnx", "pillow", "pyarrow", "typer")
 _THIS_PYTHON = ".".join(map(str, sys.version_info[:2]))
 """Python of an image, because the versions of its packages are those of this Python."""
-_SERVER_PYTHON = ".".join(map(str, min(sys.version_info[:2], NEWEST_PYTHON)))
+_WHEEL_PYTHON = ".".join(map(str, min(sys.version_info[:2], NEWEST_PYTHON)))
 """Python of the image with the server of the wheel."""
+_NVIDIA_PYTHON = "3.12"
+"""Python of NVIDIA's image of Triton, since `OLDEST_IMAGE_RELEASE`."""
 _LEFT_OUT = {"openvino-telemetry"}
 """A program that reports the use of OpenVINO."""
 
@@ -55,7 +58,8 @@ def image_packages(runtime: str, *, server: bool = True) -> list[Package]:
     runtime: ``onnxruntime`` or ``openvino``, or "" for a server with backends of its own.  server: True to add Triton.
     Errors: MissingDependencyError when a package is not installed.
     """
-    packages = _sized(_with_requirements([*_SERVES, *([runtime] if runtime else [])], _SERVER_PYTHON))
+    python = _WHEEL_PYTHON if server else _NVIDIA_PYTHON
+    packages = _sized(_with_requirements([*_SERVES, *([runtime] if runtime else [])], python))
     if server:
         packages.append(Package(name=PACKAGE, version=VERSION, size=INSTALLED_BYTES))
     return sorted(packages, key=lambda package: package.name)
@@ -109,17 +113,21 @@ def _required(package: Distribution, asked: Any, requirement: Any, python: str) 
     return names
 
 
-def docker_files(runtime: str) -> dict[str, str]:
-    """Return path → text of the Dockerfile of the server and of its list of packages.
+def docker_files(runtime: str, *, engine: bool = False) -> dict[str, str]:
+    """Return path → text of the Dockerfiles of the server and of their lists of packages.
 
-    runtime: of a network in the python backend, ``onnxruntime`` or ``openvino``, which the slim image serves; "" for a
-    network in a backend that only NVIDIA's image of Triton has.
+    ``docker/nvidia`` begins with NVIDIA's image of Triton; ``docker/cpu`` is small, with the server of the wheel, which
+    has only the python backend.
+    runtime: of a network in the python backend, ``onnxruntime`` or ``openvino``; "" for a network in a backend that
+    only NVIDIA's image has.  engine: True if an engine decides the release of NVIDIA's image.
     """
-    if runtime:
-        return _docker_files("cpu", image_packages(runtime), debian="haproxy tini")
     # NVIDIA's image has a numpy that its server works with: releases before 24.12 return empty outputs with numpy 2.
-    packages = [package for package in image_packages("", server=False) if package.name != "numpy"]
-    return _docker_files("nvidia", packages, debian="haproxy tini python3-pip")
+    packages = [package for package in image_packages(runtime, server=False) if package.name != "numpy"]
+    release = "" if engine else NEWEST
+    files = _docker_files("nvidia", packages, debian="haproxy tini python3-pip", release=release)
+    if runtime:
+        files |= _docker_files("cpu", image_packages(runtime), debian="haproxy tini")
+    return files
 
 
 def bulk_docker_files(runtime: str, *, store: bool) -> dict[str, str]:
@@ -132,7 +140,9 @@ def bulk_docker_files(runtime: str, *, store: bool) -> dict[str, str]:
     return _docker_files("bulk", packages, debian="tini", s3fs=fsspec if store else "")
 
 
-def _docker_files(kind: str, packages: list[Package], *, debian: str, s3fs: str = "") -> dict[str, str]:
+def _docker_files(
+    kind: str, packages: list[Package], *, debian: str, s3fs: str = "", release: str = ""
+) -> dict[str, str]:
     text = docker_file(
         "Dockerfile.j2",
         kind=kind,
@@ -140,9 +150,11 @@ def _docker_files(kind: str, packages: list[Package], *, debian: str, s3fs: str 
         count=len(packages),
         mib=f"{sum(package.size for package in packages) / 2**20:.0f}",
         debian=debian,
-        python=_SERVER_PYTHON if kind == "cpu" else _THIS_PYTHON,
+        python=_WHEEL_PYTHON if kind == "cpu" else _THIS_PYTHON,
         s3fs=s3fs,
         oldest=OLDEST_IMAGE_RELEASE,
+        release=release,
+        wheel_server=triton_in_words(TRITON),
     )
     return {
         f"docker/{kind}/Dockerfile": text,

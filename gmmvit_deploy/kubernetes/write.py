@@ -3,7 +3,8 @@
 FOLDER/base/kustomization.yaml       the list of the objects, each in a file of its own
 FOLDER/base/deployment.yaml …        or servingruntime.yaml and inferenceservice.yaml, or job.yaml
 FOLDER/overlays/fill-in/…            without a measurement: values that an operator must fill in
-FOLDER/docker/cpu or docker/nvidia   Dockerfile of a server that loads the repository; docker/bulk for a job
+FOLDER/docker/nvidia                 Dockerfile of a server that loads the repository; docker/bulk for a job
+FOLDER/docker/cpu                    a small one, for a network in the python backend
 FOLDER/prometheus-adapter.yaml       what the Prometheus adapter needs to know
 """
 
@@ -21,9 +22,11 @@ from gmmvit_deploy.kubernetes._dockerfiles import bulk_docker_files, docker_file
 from gmmvit_deploy.kubernetes._sizes import Sizes, measurement_from_file, sizes_from_measurement, unknown_sizes
 from gmmvit_deploy.kubernetes.options import JobOptions, ManifestOptions
 from gmmvit_deploy.kubernetes.templates import yaml_files
+from gmmvit_deploy.runtimes.engines.releases import NEWEST, RELEASES, triton_in_words
 from gmmvit_deploy.runtimes.programs.openvino import why_no_openvino
 from gmmvit_deploy.serving.gateway.files import ALERTS
 from gmmvit_deploy.serving.served_models import ServedModels, read_models
+from gmmvit_deploy.serving.server_wheel import TRITON
 
 _OVERLAY = "overlays/fill-in"
 _STORE_CONTENT = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what the store needs besides; without keys, leave it out"
@@ -34,6 +37,7 @@ class WrittenManifests:
     """path: the folder.  apply: the folder for ``kubectl apply -k``.  files: relative to the path.
     secrets: name of a Secret that the operator must create → its content.  complete: False if values must be filled in.
     warnings: about the options, and about files that the operator must copy.
+    images: Dockerfile, relative to the path → the server in its image, "" for a job; the first is the one to prefer.
     sizes: of a pod of the service; None for a job.
     """
 
@@ -43,6 +47,7 @@ class WrittenManifests:
     secrets: Mapping[str, str]
     complete: bool
     warnings: tuple[str, ...]
+    images: Mapping[str, str]
     sizes: Sizes | None = None
 
 
@@ -84,9 +89,14 @@ def manifests_from_bundle(
         del secrets[f"{name}-tls"]
     if options.style == "kserve" or options.model.scheme != "s3":
         del secrets[f"{name}-store"]
-    files = {**objects, **docker_files(sizes.runtime)}
+    engine = "tensorrt" in models.backends.values()
+    files = {**objects, **docker_files(sizes.runtime, engine=engine)}
+    newest = "the release of Triton that the engine needs" if engine else triton_in_words(RELEASES[NEWEST][0])
+    images = {"docker/nvidia/Dockerfile": newest}
+    if sizes.runtime:
+        images["docker/cpu/Dockerfile"] = triton_in_words(TRITON)
     repository = f"the folder that gmmvit repository {path} writes" if (path / MANIFEST_FILE).is_file() else str(path)
-    return _written(out, files, options, secrets, content=repository, sizes=sizes, force=force)
+    return _written(out, files, options, secrets, images=images, content=repository, sizes=sizes, force=force)
 
 
 def _runtime(models: ServedModels) -> str:
@@ -123,7 +133,8 @@ def job_manifests_from_bundle(path: Path, out: Path, options: JobOptions, *, for
     objects = yaml_files("job.yaml.j2", options=options, bundle=open_bundle(path).sha256)
     docker = bulk_docker_files(RunnerName.parse(options.runner).name, store=options.uses_store)
     secrets = {f"{options.name}-store": _STORE_CONTENT} if options.uses_store else {}
-    return _written(out, {**objects, **docker}, options, secrets, content=str(path), force=force)
+    images = {"docker/bulk/Dockerfile": ""}
+    return _written(out, {**objects, **docker}, options, secrets, images=images, content=str(path), force=force)
 
 
 def _written(
@@ -132,11 +143,15 @@ def _written(
     options: ManifestOptions | JobOptions,
     secrets: Mapping[str, str],
     *,
+    images: Mapping[str, str],
     content: str,
     sizes: Sizes | None = None,
     force: bool,
 ) -> WrittenManifests:
-    """Write the files, path → text, into the new folder ``out``.  content: the folder whose files the pods read."""
+    """Write the files, path → text, into the new folder ``out``.  content: the folder whose files the pods read.
+
+    images: as in `WrittenManifests`.
+    """
     with new_folder(out, force=force) as folder:
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -151,5 +166,6 @@ def _written(
         secrets=secrets,
         complete=complete,
         warnings=(*options.warnings, *copied),
+        images=images,
         sizes=sizes,
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
+import secrets
 import subprocess
 import threading
 import time
@@ -17,7 +20,7 @@ from gmmvit_deploy.files.leftovers import new_run_folder, remove_run_folder
 from gmmvit_deploy.inference.reference_outputs import wrong_in_batch
 from gmmvit_deploy.runtimes.programs.onnxruntime import require_onnxruntime
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
-from gmmvit_deploy.serving._local_http import answers
+from gmmvit_deploy.serving._local_http import answers, text_from_url
 from gmmvit_deploy.serving.installs import ServerInstall, find_server, stage_backends
 from gmmvit_deploy.serving.ports import free_ports
 from gmmvit_deploy.serving.processes import Worker, described_end, is_alive, kill_group, launched, workers_of
@@ -26,7 +29,8 @@ from gmmvit_deploy.serving.server_log import ServerLog
 
 ADMIN_HEADER = "x-gmmvit-admin"
 """The HTTP header of `ServerOptions.admin_secret`; in gRPC, the metadata ``triton-grpc-protocol-x-gmmvit-admin``."""
-_ADMIN_APIS = "model-repository,shared-memory,trace,logging,statistics"
+_ADMIN_APIS = "model-repository,shared-memory,trace,logging"
+"""Interfaces that always need a secret: without a gateway, every page in a browser of this machine can ask a server."""
 _STACK_BYTES = 1 << 30
 """Triton reads nested JSON and chunked bodies by recursion; with 8 MiB, a request of 277 bytes ends the server."""
 _MEMORY = {"MALLOC_ARENA_MAX": "2"}
@@ -46,8 +50,9 @@ class ServerOptions:
     start_timeout_s: until every model is ready.  exit_timeout_s: for requests in flight when the server stops.
     log_path: the file to which the server's log is appended; None writes no file.
     admin_secret: requests to the server's interfaces for logging, trace, shared memory, statistics and the model
-    repository must have this value, of letters, digits, - and _, in the header `ADMIN_HEADER`. None leaves these
-    interfaces open. Every user of this machine can read the secret in the server's command line.
+    repository must have this value, of letters, digits, - and _, in the header `ADMIN_HEADER`. None closes these
+    interfaces, except statistics, which are open. Every user of this machine can read the secret in the server's
+    command line.
     extra_arguments: more arguments of ``tritonserver``.
     """
 
@@ -99,6 +104,13 @@ class TritonServer:
     @property
     def metrics_url(self) -> str:
         return f"http://{self.options.metrics_host or self.options.host}:{self.metrics_port}/metrics"
+
+    def version(self) -> str:
+        """Return the version of the running server, such as ``2.51.0``.  Errors: ServerError."""
+        try:
+            return str(json.loads(text_from_url(f"{self.http_url}/v2"))["version"])
+        except (OSError, http.client.HTTPException, ValueError, KeyError) as exc:
+            raise ServerError(f"the server at {self.http_url} does not state its version: {exc}") from exc
 
     @property
     def pid(self) -> int:
@@ -221,7 +233,8 @@ class TritonServer:
 
     def _command(self, backends: Path, prefix: str) -> list[str]:
         host, secret = self.options.host, self.options.admin_secret
-        rule = f"{_ADMIN_APIS}:{ADMIN_HEADER}={secret}"
+        apis = f"{_ADMIN_APIS},statistics" if secret else _ADMIN_APIS
+        rule = f"{apis}:{ADMIN_HEADER}={secret or secrets.token_hex(16)}"
         return [
             str(self.install.binary),
             f"--model-repository={self.repository}",
@@ -237,7 +250,8 @@ class TritonServer:
             f"--grpc-port={self.grpc_port}",
             f"--metrics-address={self.options.metrics_host or host}",
             f"--metrics-port={self.metrics_port}",
-            *([f"--http-restricted-api={rule}", f"--grpc-restricted-protocol={rule}"] if secret else []),
+            f"--http-restricted-api={rule}",
+            f"--grpc-restricted-protocol={rule}",
             *self.options.extra_arguments,
         ]
 

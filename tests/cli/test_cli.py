@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -247,6 +248,7 @@ def test_doctor(gmmvit: Gmmvit) -> None:
     for check in checks.values():
         assert check["detail"]
     assert checks["haproxy"]["works"] or checks["haproxy"]["fix"] == "apt-get install haproxy"
+    assert re.search(r"; Triton \d+\.\d+\.\d+ .*has (published|no) fault", checks["tritonserver"]["detail"])
     assert [name for name, check in checks.items() if check["kind"] == "kernel"] == ["openvino+kernels"]
     for name in ("onnxruntime-cuda", "onnxruntime-tensorrt"):
         assert checks[name]["works"] or checks["nvidia gpu"]["works"] or "no GPU is visible" in checks[name]["detail"]

@@ -28,10 +28,12 @@ KEY = "key-of-the-slim-image-0123456789"
 MAX_MIB = 500
 
 
-@pytest.mark.parametrize("kind", ["cpu", "nvidia"])
-def test_hadolint_has_no_complaint(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "engine"), [("cpu", False), ("nvidia", False), ("nvidia", True)], ids=["cpu", "nvidia", "engine"]
+)
+def test_hadolint_has_no_complaint(tmp_path: Path, kind: str, engine: bool) -> None:
     file = tmp_path / "Dockerfile"
-    file.write_text(docker_files("openvino" if kind == "cpu" else "")[f"docker/{kind}/Dockerfile"])
+    file.write_text(docker_files("" if engine else "openvino", engine=engine)[f"docker/{kind}/Dockerfile"])
     assert hadolint(file) == ""
 
 

@@ -17,6 +17,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.kubernetes.options import ManifestOptions, location
 from gmmvit_deploy.kubernetes.write import manifests_from_bundle
+from gmmvit_deploy.runtimes.engines.releases import NEWEST
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from tests.documented import PAGES
@@ -69,25 +70,35 @@ def test_without_a_measurement_every_size_must_be_filled_in(bundle: Bundle, tmp_
 
 
 @pytest.mark.parametrize(
-    ("options", "image", "gpus"),
+    ("options", "images", "gpus"),
     [
-        ({"runner": RunnerName("onnxruntime")}, "cpu", None),
-        ({"backend": "onnxruntime"}, "nvidia", None),
-        ({"backend": "onnxruntime", "runner": RunnerName("onnxruntime-cuda")}, "nvidia", "1"),
+        ({"runner": RunnerName("onnxruntime")}, ("nvidia", "cpu"), None),
+        ({"backend": "onnxruntime"}, ("nvidia",), None),
+        ({"backend": "onnxruntime", "runner": RunnerName("onnxruntime-cuda")}, ("nvidia",), "1"),
     ],
     ids=["python", "onnxruntime", "cuda"],
 )
 def test_a_repository_decides_the_image_of_its_server_and_the_gpus(
-    bundle: Bundle, tmp_path: Path, options: dict[str, Any], image: str, gpus: str | None
+    bundle: Bundle, tmp_path: Path, options: dict[str, Any], images: tuple[str, ...], gpus: str | None
 ) -> None:
     models = repository_from_bundle(bundle, tmp_path / "models", RepositoryOptions(**options))
     written = manifests_from_bundle(models.path, tmp_path / "out", OPTIONS)
-    assert [path.name for path in (tmp_path / "out" / "docker").iterdir()] == [image]
-    packages = (tmp_path / "out" / "docker" / image / "requirements.txt").read_text()
-    assert ("nvidia-pytriton" in packages, "onnxruntime" in packages) == (image == "cpu", image == "cpu")
+    assert [*written.images] == [f"docker/{image}/Dockerfile" for image in images]
+    for image in images:
+        packages = (tmp_path / "out" / "docker" / image / "requirements.txt").read_text()
+        assert ("nvidia-pytriton" in packages, "onnxruntime" in packages) == (image == "cpu", "cpu" in images)
     pod = yaml.safe_load((written.apply / "sizes.yaml").read_text())["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert [amounts.get("nvidia.com/gpu") for amounts in container["resources"].values()] == [gpus, gpus]
+
+
+def test_the_images_say_which_triton_they_start(bundle: Bundle, tmp_path: Path) -> None:
+    written = write(bundle, tmp_path / "out")
+    newest, wheel = written.images.values()
+    assert f"(release {NEWEST}) has no fault that NVIDIA published" in newest
+    assert f"ARG RELEASE={NEWEST}\n" in (tmp_path / "out" / "docker" / "nvidia" / "Dockerfile").read_text()
+    assert "Triton 2.51.0 (release 24.10) has published faults" in wheel
+    assert f"# Its server, {wheel}." in (tmp_path / "out" / "docker" / "cpu" / "Dockerfile").read_text()
 
 
 def test_the_page_states_which_pods_the_network_policy_admits(bundle: Bundle, tmp_path: Path) -> None:

@@ -75,9 +75,9 @@ def request(
             connection.close()
 
 
-def binary_request(name: str, values: np.ndarray) -> tuple[bytes, dict[str, str]]:
+def binary_request(name: str, values: np.ndarray, datatype: str = "UINT8") -> tuple[bytes, dict[str, str]]:
     """Return (body, headers) of a request with a binary tensor that asks for binary logits."""
-    tensor = {"name": name, "shape": list(values.shape), "datatype": "UINT8"}
+    tensor = {"name": name, "shape": list(values.shape), "datatype": datatype}
     tensor["parameters"] = {"binary_data_size": values.nbytes}
     output = {"name": "logits", "parameters": {"binary_data": True}}
     head = json.dumps({"inputs": [tensor], "outputs": [output]}).encode()

@@ -27,6 +27,7 @@ from tritonclient.grpc import service_pb2
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
+from gmmvit_deploy.runtimes.engines.releases import triton_in_words
 from gmmvit_deploy.serving.gateway.gateway import Gateway, behind_gateway
 from gmmvit_deploy.serving.gateway.options import Front, GatewaySettings
 from gmmvit_deploy.serving.repository import Repository
@@ -777,6 +778,7 @@ class TestCommand:
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
         assert re.search(r"^\d{4}-\d\d-\d\dT[\d:]{8}Z gmmvit serve: gateway: reloaded 1 key$", errors, re.M)
+        assert triton_in_words(where["triton"]) in errors
         # HAProxy writes messages at its end; every line of the access log is JSON all the same. 408: a body that a
         # stranger does not complete held the exit up for 25 s, before the gateway had a limit for it.
         assert [json.loads(line)["status"] for line in log.read_text().splitlines()] == [200, 401, 408]

@@ -12,29 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.runtimes.engines.releases import RELEASES
 
 if TYPE_CHECKING:
     from gmmvit_deploy.runtimes.engines.card import EngineCard
     from gmmvit_deploy.runtimes.engines.flavors import Gpu
 
-# Release of NVIDIA's Triton container → (Triton version, TensorRT version) in the container, from the release notes
-# up to 25.06, and for 26.07 from issue 8969 of triton-inference-server/server.
-_RELEASES = {
-    "24.06": ("2.47.0", "10.1.0"),
-    "24.07": ("2.48.0", "10.2.0"),
-    "24.08": ("2.49.0", "10.3.0"),
-    "24.09": ("2.50.0", "10.4.0"),
-    "24.10": ("2.51.0", "10.5.0"),
-    "24.11": ("2.52.0", "10.6.0"),
-    "24.12": ("2.53.0", "10.7.0"),
-    "25.01": ("2.54.0", "10.8.0"),
-    "25.02": ("2.55.0", "10.8.0"),
-    "25.03": ("2.56.0", "10.9.0"),
-    "25.04": ("2.57.0", "10.9.0"),
-    "25.05": ("2.58.0", "10.10.0"),
-    "25.06": ("2.59.0", "10.11.0"),
-    "26.07": ("2.71.0", "11.1.0"),
-}
 _FIND_OUT = (
     "type --server-tensorrt VERSION; on the server, dpkg -l | grep -E 'libnvinfer-lean|tensorrt' shows the version"
 )
@@ -61,14 +44,15 @@ def server_tensorrt(
             raise InputError(f"--server-tensorrt: expected a version such as 10.9.0, got {tensorrt!r}")
         return ServerTensorRT(name=name or f"a server with TensorRT {tensorrt}", version=tensorrt)
     if release is not None:
-        if release not in _RELEASES:
+        known = {of: version for of, (_, version) in RELEASES.items() if version}
+        if release not in known:
             raise InputError(
-                f"the TensorRT of Triton {release} is not known; known are {', '.join(_RELEASES)}", hint=_FIND_OUT
+                f"the TensorRT of Triton {release} is not known; known are {', '.join(known)}", hint=_FIND_OUT
             )
-        return ServerTensorRT(name=name or f"Triton {release}", version=_RELEASES[release][1])
+        return ServerTensorRT(name=name or f"Triton {release}", version=known[release])
     if triton is not None:
-        for known_release, (triton_version, tensorrt_version) in _RELEASES.items():
-            if triton_version == triton:
+        for known_release, (triton_version, tensorrt_version) in RELEASES.items():
+            if triton_version == triton and tensorrt_version:
                 return ServerTensorRT(name=name or f"Triton {triton} ({known_release})", version=tensorrt_version)
         raise InputError(
             f"{name or 'the server'}: the TensorRT version of Triton {triton} is not known", hint=_FIND_OUT
