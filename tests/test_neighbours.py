@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sklearn.neighbors import NearestNeighbors
 
+from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.neighbours import MIN_IMAGES, NEIGHBOURS, kept_neighbours
 
 COUNT = 1500  # more than a part of the computation
@@ -50,7 +51,11 @@ def test_features_that_are_not_finite_keep_no_neighbour() -> None:
     assert kept_neighbours(broken, FEATURES[:400]).value <= 0.75
 
 
-def test_too_few_images_judge_nothing() -> None:
-    few = FEATURES[: MIN_IMAGES - 1]
-    with pytest.raises(ValueError, match="at least 100 images, got 99"):
+def test_images_that_can_decide_nothing_judge_nothing() -> None:
+    few, near = FEATURES[: MIN_IMAGES - 1], 1 + 1e-4 * FEATURES
+    with pytest.raises(ValueError, match="too few images to decide: 99, expected at least 100"):
         kept_neighbours(few, few)
+    with pytest.raises(ValueError, match="hold most of these images equally near: any features keep 100%"):
+        kept_neighbours(near, near)
+    for features, reference in ((few, few), (near, near), (np.full_like(FEATURES, np.nan), FEATURES)):
+        assert not Gate(keep_neighbours=0.9).row_of_features(features, reference)["holds"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gmmvit_deploy.arguments import Refusals, require_number
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.intervals import Z95_ONE_SIDED, score_interval, share_interval
-from gmmvit_deploy.neighbours import MIN_IMAGES, kept_neighbours, least_cosine
+from gmmvit_deploy.neighbours import MIN_IMAGES, kept_neighbours
 from gmmvit_deploy.tolerances import signal_to_noise_db
 
 if TYPE_CHECKING:
@@ -140,18 +140,19 @@ class Gate:
     def row_of_features(self, features: NDArray[Any], reference: NDArray[Any]) -> dict[str, Any]:
         """Measure features (B, D), of a network without logits, against the float32 graph's.
 
-        Returns ``db``, ``least_cosine``, ``holds``, and of enough images ``neighbours``, the kept share, with
-        ``neighbours_interval``.
+        Returns ``db``, ``holds``, and of images that can judge it ``neighbours``, the kept share, with
+        ``neighbours_interval``. A gate on neighbours does not hold on other images.
         """
-        row: dict[str, Any] = {
-            "db": signal_to_noise_db(features, reference),
-            "least_cosine": least_cosine(features, reference),
-        }
-        holds = self.snr_db is None or row["db"] >= self.snr_db
-        if len(reference) >= MIN_IMAGES:
+        import numpy as np
+
+        row: dict[str, Any] = {"db": signal_to_noise_db(features, reference)}
+        holds = bool(np.isfinite(features).all()) and (self.snr_db is None or row["db"] >= self.snr_db)
+        try:
             kept = kept_neighbours(features, reference)
-            row |= {"neighbours": kept.value, "neighbours_interval": [kept.low, kept.high]}
-            holds &= self.keep_neighbours is None or kept.low >= self.keep_neighbours
+        except ValueError:
+            return {**row, "holds": bool(holds and self.keep_neighbours is None)}
+        row |= {"neighbours": kept.value, "neighbours_interval": [kept.low, kept.high]}
+        holds &= self.keep_neighbours is None or kept.low >= self.keep_neighbours
         return {**row, "holds": bool(holds)}
 
 

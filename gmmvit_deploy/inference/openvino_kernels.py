@@ -258,7 +258,8 @@ def _tables_of(rotations: tuple[Rotation | None, ...], first: int) -> tuple[list
             numbers += [-1, 0, 0]
             continue
         index = next((index for index, each in enumerate(tables) if np.array_equal(each, rotation.tables)), len(tables))
-        tables += [rotation.tables][: index == len(tables)]
+        if index == len(tables):
+            tables.append(rotation.tables)
         numbers += [first + index, int(rotation.halves), int(rotation.epsilon is not None)]
     return tables, numbers
 

@@ -43,8 +43,8 @@ def rotation_of(value: Any, starts: Callable[[Any], bool]) -> tuple[Any, Rotatio
 
     starts: whether a value is x, the end of the split into heads.
     """
-    leaves: dict[tuple[str, int], Any] = {}
-    if not _collect(value, starts, leaves) or len(leaves) != 1:
+    leaves: dict[_Key, Any] = {}
+    if not _collect(value, starts, leaves, set()) or len(leaves) != 1:
         return None
     (leaf,) = leaves.values()
     normed = leaf.get_node().get_type_name() == "MVN"
@@ -61,21 +61,22 @@ def rotation_of(value: Any, starts: Callable[[Any], bool]) -> tuple[Any, Rotatio
         if epsilon is None:
             return None
     for halves in (False, True):
-        tables = _tables(lambda probe: _evaluated(value, leaf, probe[None])[0], shape, halves)
+        tables = _tables(lambda probe: _evaluated(value, {_key(leaf): probe}), shape, halves)
         if tables is not None:
             return x, Rotation(tables, halves, epsilon)
     return None
 
 
 def _tables(compute: Callable[[Any], Any], shape: tuple[int, ...], halves: bool) -> Any:
-    """Return C, S and maybe D of a linear function of (heads, tokens, head_dim), or None if it has another form."""
+    """Return C, S and maybe D of a linear function of (B, heads, tokens, head_dim), or None if it has another form."""
     columns = np.arange(shape[-1])
     partner = (columns + shape[-1] // 2) % shape[-1] if halves else columns ^ 1
     first = columns < partner
-    shift = compute(np.zeros(shape))
-    of_first, of_others = (compute(np.broadcast_to(which.astype(float), shape)) - shift for which in (first, ~first))
+    shift = compute(np.zeros((1, *shape)))[0]
+    ones = (np.broadcast_to(which.astype(float), (1, *shape)) for which in (first, ~first))
+    of_first, of_others = (compute(each)[0] - shift for each in ones)
     cosine, sine = np.where(first, of_first, of_others), np.where(first, of_others, of_first)
-    probe = np.random.default_rng(0).standard_normal(shape)
+    probe = np.random.default_rng(0).standard_normal((2, *shape))  # of two images, which no operator may mix
     if not np.allclose(compute(probe), probe * cosine + probe[..., partner] * sine + shift, rtol=1e-9, atol=1e-9):
         return None
     tables = np.stack([cosine, sine, shift] if shift.any() else [cosine, sine]).astype(np.float32)
@@ -85,29 +86,37 @@ def _tables(compute: Callable[[Any], Any], shape: tuple[int, ...], halves: bool)
 # ---- linear operators ----------------------------------------------------------------------------------------------
 
 
-def _collect(value: Any, starts: Callable[[Any], bool], leaves: dict[tuple[str, int], Any]) -> bool:
+_Key = tuple[str, int]
+
+
+def _key(value: Any) -> _Key:
+    return value.get_node().get_name(), value.get_index()
+
+
+def _collect(value: Any, starts: Callable[[Any], bool], leaves: dict[_Key, Any], seen: set[_Key]) -> bool:
     """Add the values from which linear operators compute ``value``.  False: two computed values are multiplied."""
-    node = value.get_node()
-    if constant(value) is not None:
+    if constant(value) is not None or _key(value) in seen:
         return True
-    if starts(value) or node.get_type_name() not in _LINEAR:
-        leaves[node.get_name(), value.get_index()] = value
+    seen.add(_key(value))
+    if starts(value) or value.get_node().get_type_name() not in _LINEAR:
+        leaves[_key(value)] = value
         return True
     if kind_of(value) == "multiplication" and all(constant(operand) is None for operand in inputs_of(value)):
         return False
-    return all(_collect(operand, starts, leaves) for operand in inputs_of(value))
+    return all(_collect(operand, starts, leaves, seen) for operand in inputs_of(value))
 
 
-def _evaluated(value: Any, leaf: Any, given: Any) -> Any:
-    """Compute ``value`` in float64 with ``given`` in place of ``leaf``."""
-    node = value.get_node()
-    if value == leaf:
-        return given
-    if (stored := constant(value)) is not None:
-        return stored.astype(np.float64) if stored.dtype.kind == "f" else stored
-    read = [_evaluated(operand, leaf, given) for operand in inputs_of(value)]
-    result = _LINEAR[node.get_type_name()](node, *read)
-    return result[value.get_index()] if isinstance(result, list) else result
+def _evaluated(value: Any, known: dict[_Key, Any]) -> Any:
+    """Compute ``value`` in float64.  known: values that are given or computed already."""
+    if _key(value) not in known:
+        stored = constant(value)
+        if stored is not None:
+            known[_key(value)] = stored.astype(np.float64) if stored.dtype.kind == "f" else stored
+        else:
+            node = value.get_node()
+            result = _LINEAR[node.get_type_name()](node, *(_evaluated(operand, known) for operand in inputs_of(value)))
+            known[_key(value)] = result[value.get_index()] if isinstance(result, list) else result
+    return known[_key(value)]
 
 
 def _slice(node: Any, x: Any, start: Any, stop: Any, step: Any, axes: Any = None) -> Any:

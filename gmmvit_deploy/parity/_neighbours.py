@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.neighbours import KEEP_NEIGHBOURS, MIN_IMAGES, NEIGHBOURS, kept_neighbours
-from gmmvit_deploy.parity._decisions import images_to_decide
 from gmmvit_deploy.parity._runner_check import Answers, RunnerCheck, RunnerUnderTest
 from gmmvit_deploy.parity._verdict import Check, Verdict, worst_of
 
@@ -40,11 +39,15 @@ class _Features:
         return len(self._pairs)
 
     def check(self, gate: float, *, blamed: str) -> Check:
-        kept = kept_neighbours(*(np.stack(each) for each in zip(*self._pairs, strict=True)))
+        try:
+            kept = kept_neighbours(*(np.stack(each) for each in zip(*self._pairs, strict=True)))
+        except ValueError as exc:
+            return Check(name=NeighboursCheck.name, verdict="undecided", summary=str(exc), reasons=(str(exc),))
         verdict: Verdict = "passed" if kept.low >= gate else "failed" if kept.high < gate else "undecided"
-        needed = images_to_decide(1 - kept.value, gate) if verdict == "undecided" else None
-        more = f"{needed:,} images with the same share would decide" if needed else "no number of images would decide"
-        reason = {"failed": f"{blamed} changes too many neighbours", "undecided": f"too few images to decide: {more}"}
+        reason = {
+            "failed": f"{blamed} changes too many neighbours",
+            "undecided": f"too few images to decide: {self.count:,}; the interval contains the gate",
+        }
         return Check(
             name=NeighboursCheck.name,
             verdict=verdict,
@@ -56,7 +59,6 @@ class _Features:
                 "kept": kept.value,
                 "interval": [kept.low, kept.high],
                 "gate": gate,
-                "images_needed": needed,
             },
         )
 

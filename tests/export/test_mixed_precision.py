@@ -233,7 +233,6 @@ def test_a_gate_of_features_needs_their_neighbours_on_enough_images() -> None:
     reference = random.standard_normal((200, 8)).astype(np.float32)
     same = gate.row_of_features(reference, reference)
     assert (same["holds"], same["neighbours"], same["db"]) == (True, 1.0, 200.0)
-    assert same["least_cosine"] == pytest.approx(1)
     near = gate.row_of_features(reference + random.standard_normal(reference.shape), reference)
     assert not near["holds"]
     assert near["neighbours_interval"][0] < near["neighbours"] < 0.9

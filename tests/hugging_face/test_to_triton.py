@@ -124,7 +124,7 @@ def backbone(trained: Trained) -> Bundle:
     folder = saved("dinov2_backbone", root / "dinov2")
     answer = gmmvit_here("export", folder, "-o", root / "dinov2_bundle", "--outputs", "features", "--max-batch", "8")
     assert answer.status == 0, answer.err
-    assert "features: float32 (1..8, 32), pooler_output of transformers" in answer.out
+    assert "features: float32 (1..8, 32), the pooler of transformers (pooler_output)" in answer.out
     return open_bundle(root / "dinov2_bundle")
 
 

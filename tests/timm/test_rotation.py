@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,16 +42,32 @@ def test_the_kernels_give_the_logits(rotary: Bundle) -> None:
     assert judgement.report["runners"][0]["provenance"]["attentions in our kernel"] == "2 of 2"
 
 
-def exchange(model: Model) -> None:
-    (rotation,) = (module for module in model.modules() if hasattr(module, "get_embed"))
-    compute = rotation.get_embed
-    rotation.get_embed = lambda *args, **options: (
-        compute(*args, **options).unflatten(-2, (4, 4)).transpose(-3, -2).flatten(-3, -2)
-    )
+def exchanged(grid: torch.Tensor) -> torch.Tensor:
+    return grid.transpose(-3, -2)
 
 
-def test_the_rotation_of_another_grid_is_named(rotary: Bundle, tmp_path: Path) -> None:
-    judgement = judged(rebuilt(rotary, tmp_path / "bundle", exchange), "--localize")
+def of_half_the_side(grid: torch.Tensor) -> torch.Tensor:
+    return grid[..., [0, 0, 2, 2], :, :][..., [0, 0, 2, 2], :]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (exchanged, "rotation with rows and columns of the grid exchanged"),
+        (of_half_the_side, "rotation of a grid of half the side"),
+    ],
+)
+def test_the_rotation_of_another_grid_is_named(
+    change: Callable[[torch.Tensor], torch.Tensor], named: str, rotary: Bundle, tmp_path: Path
+) -> None:
+    def rotate_otherwise(model: Model) -> None:
+        (rotation,) = (module for module in model.modules() if hasattr(module, "get_embed"))
+        compute = rotation.get_embed
+        rotation.get_embed = lambda *args, **options: change(compute(*args, **options).unflatten(-2, (4, 4))).flatten(
+            -3, -2
+        )
+
+    judgement = judged(rebuilt(rotary, tmp_path / "bundle", rotate_otherwise), "--localize")
     assert judgement.failed == {"numeric", "localize"}
-    assert "rotation with rows and columns of the grid exchanged" in judgement.checks["numeric"]["reasons"][-1]
+    assert named in judgement.checks["numeric"]["reasons"][-1]
     assert judgement.checks["localize"]["details"]["first"] == "network.blocks.0"

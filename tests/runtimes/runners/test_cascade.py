@@ -95,7 +95,7 @@ def test_classified_files_and_tables_say_which_images_float32_computed_again(cas
     expected = [answer.deferred for answer in answers]
     assert {True, False} == set(expected)
     assert answers[0].to_json()["deferred"] == expected[0]
-    classify_source(cascades, str(tmp_path), f"{tmp_path}/results", runner=NAME, batch=16)
+    classify_source(cascades, str(tmp_path), f"{tmp_path}/results", runner=NAME, batch=8)
     table = pyarrow.parquet.read_table(tmp_path / "results")
     assert sum(table["deferred"].to_pylist()) == sum(expected)
 

@@ -48,7 +48,7 @@ class HuggingFaceModel(AnsweredNetwork):
     def pooling(self) -> str:
         if self.spec.classes:
             return f"what {next(iter(self.classifier_heads()))[0].removeprefix('network.')} reads"
-        return super().pooling if self.spec.pool == "cls" else "pooler_output of transformers"
+        return super().pooling if self.spec.pool == "cls" else "the pooler of transformers (pooler_output)"
 
     def logits_and_features(self, images: Tensor) -> tuple[Tensor | None, Tensor | None]:
         if not self.spec.classes:

@@ -114,7 +114,8 @@ class TimmModel(AnsweredNetwork):
         pool = getattr(network, "global_pool", None) or getattr(getattr(network, "head", None), "global_pool", "")
         kind = str(getattr(pool, "pool_type", pool))
         mean = MEAN_OF_TOKENS if getattr(network, "pool_include_prefix", False) else "mean of the patches"
-        return {"token": super().pooling, "avg": mean}.get(kind, "forward_head of timm")
+        words = {"token": super().pooling, "avg": mean, "map": "attention pooling", "max": "largest of the patches"}
+        return words.get(kind, f"timm's global_pool {kind}" if kind else "timm's forward_head")
 
     def logits_and_features(self, images: Tensor) -> tuple[Tensor | None, Tensor | None]:
         network: Any = self.network

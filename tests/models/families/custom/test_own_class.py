@@ -141,7 +141,7 @@ def test_parity_without_the_class_compares_with_the_stored_logits(own_bundle: Ow
     checks = {check["name"]: check for check in [*report["checks"], *report["runners"][0]["checks"]]}
     skipped = {name for name, check in checks.items() if check["verdict"] == "skipped"}
     of_images = {"decisions", "accuracy", "stages", "calibration"}
-    assert skipped == {"constants", "reference", *of_images, "deferral", "served", "localize"}
+    assert skipped == {"constants", "reference", *of_images, "deferral", "neighbours", "served", "localize"}
     for name in ("constants", "reference", "decisions", "accuracy", "localize"):
         assert "only if --model names the file" in checks[name]["summary"]
     numbers, _ = checks["numeric"]["details"]["sets"]  # at batch 1, and the largest
