@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _BASE64 = bytes.maketrans(b"-_", b"+/")
 """From base64's alphabet for URLs to the usual one."""
+_DATA_URL = re.compile(rb"data:[^,]*;base64,", re.IGNORECASE)
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 MAX_IMAGE_PIXELS = 50_000_000
 """The maximum width × height of an image, before and after resizing.
@@ -113,7 +114,8 @@ def bytes_from_base64(text: bytes) -> bytes | None:
 
     Returns None for any other text.
     """
-    body = text.partition(b";base64,")[2] if text[:5].lower() == b"data:" else text
+    head = _DATA_URL.match(text)
+    body = text[head.end() :] if head else text
     body = body.translate(_BASE64, delete=b" \t\r\n")
     try:
         return base64.b64decode(body + b"=" * (-len(body) % 4), validate=True) or None

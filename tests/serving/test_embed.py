@@ -19,9 +19,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
+from gmmvit_deploy.serving.front._app import front_app
+from gmmvit_deploy.serving.front._triton import Model, Triton
 from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, RUNNER_HEADER, FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.gateway.gateway import Gateway
@@ -37,6 +41,7 @@ from tests.timm.test_to_triton import one_server
 
 pytestmark = pytest.mark.integration
 IMAGES = {"photo.png": encoded(photo(60, 40), "PNG"), "other.png": encoded(photo(40, 60, seed=1), "PNG")}
+MAX_BYTES = 2**20
 URIS = [f"data:image/png;base64,{base64.b64encode(image).decode()}" for image in IMAGES.values()]
 FILES = [("image", item) for item in IMAGES.items()]
 
@@ -52,7 +57,7 @@ def server(
 
 @pytest.fixture(scope="module")
 def front(server: TritonServer) -> Iterator[FrontProcess]:
-    with FrontProcess(FrontOptions(triton_url=server.grpc_url), None) as running:
+    with FrontProcess(FrontOptions(triton_url=server.grpc_url, max_body_bytes=MAX_BYTES), None) as running:
         running.wait_ready()
         yield running
 
@@ -108,13 +113,17 @@ def test_embeddings_in_the_form_of_openai(encoding: str | None, front: FrontProc
     assert [(item["object"], item["index"]) for item in body["data"]] == [("embedding", 0), ("embedding", 1)]
     vectors = [item["embedding"] for item in body["data"]]
     close(decoded(vectors) if encoding == "base64" else vectors, features)
-    (single,) = asked(front.url, "/v1/embeddings", json={**asks, "input": URIS[1]}).json()["data"]
+    others = {"input": URIS[1].replace("base64", "BASE64"), "encoding_format": None, "dimensions": features.shape[1]}
+    (single,) = asked(front.url, "/v1/embeddings/", json={**asks, **others}).json()["data"]
     close(single["embedding"], features[1])
 
 
+def document(text: str) -> dict[str, Any]:
+    return {"path": "/v1/embeddings", "content": text, "headers": {"content-type": "application/json"}}
+
+
 def openai(**changes: Any) -> dict[str, Any]:
-    body = json.dumps({"model": "gmmvit", "input": URIS, **changes})
-    return {"path": "/v1/embeddings", "content": body, "headers": {"content-type": "application/json"}}
+    return document(json.dumps({"model": "gmmvit", "input": URIS, **changes}))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
@@ -122,23 +131,31 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "another format": ({"path": "/embed?format=csv", "content": b"x"}, 400, "format: expected base64, list or npy"),
     "JSON": ({"path": "/embed", "json": {}}, 415, "expected image/*"),
     "no JSON": ({"path": "/v1/embeddings", "content": b"x"}, 415, "expected application/json, got no type"),
-    "broken JSON": (
-        {"path": "/v1/embeddings", "content": b"{", "headers": {"content-type": "application/json"}},
+    "broken JSON": (document("{"), 400, "not valid JSON"),
+    "nested JSON": (document("[" * 99_999), 400, "a body with 99999 brackets and commas"),
+    "a megabyte of lists": (  # 16 of them, parsed, would take 0.5 GB, and seconds in which nobody else is answered
+        document('{"model":"gmmvit","input":[' + "[]," * 333_333 + "[]]}"),
         400,
-        "not valid JSON",
+        "input: expected 1 to 8 images as data URIs, got a body with 666670 brackets and commas",
     ),
-    "nested JSON": (
-        {"path": "/v1/embeddings", "content": b"[" * 99_999, "headers": {"content-type": "application/json"}},
-        400,
-        "not valid JSON",
-    ),
+    "too large": (document(" " * (MAX_BYTES + 1)), 413, f"the limit is {MAX_BYTES} bytes"),
+    "another path": ({"path": "/v1/models", "content": b""}, 404, "/classify, /embed or /v1/embeddings"),
     "a list": ({"path": "/v1/embeddings", "json": []}, 400, "expected a JSON object"),
     "another model": (openai(model="clip"), 404, "model: expected 'gmmvit', got 'clip'"),
+    "a number as model": (openai(model=5), 404, "model: expected 'gmmvit', got a number"),
+    "no model": (document('{"input": "a cat"}'), 400, "model is missing"),
+    "no input": (openai(input=None), 400, "input is missing"),
     "another encoding": (openai(encoding_format="hex"), 400, "encoding_format: expected float or base64"),
-    "another dimension": (openai(dimensions=2), 400, "'dimensions': expected only input, model"),
+    "another dimension": (openai(dimensions=2), 400, "dimensions: expected 48, the only length"),
+    "6,000 digits": (
+        document('{"model": "gmmvit", "input": "", "dimensions": ' + "9" * 6000 + "}"),
+        400,
+        "dimensions: expected 48",
+    ),
+    "another option": (openai(size=2), 400, "'size': expected only input, model"),
     "text": (openai(input="a cat"), 400, "image 0: expected a data URI"),
     "tokens": (openai(input=[[1, 2]]), 400, "image 0: expected a data URI"),
-    "nested input": (openai(input=[json.loads("[" * 500 + "]" * 500)]), 400, "data URI, such as"),
+    "nested input": (openai(input=[json.loads("[" * 100 + "]" * 100)]), 400, "data URI, such as"),
     "half a surrogate pair": (openai(input="data:image/png;base64,\ud800"), 400, "image 0: "),
     "nothing": (openai(input=[]), 400, "input: expected 1 to 8 images, got 0"),
     "no base64": (openai(input=[URIS[0], "data:image/png;base64,!"]), 400, "image 1: "),
@@ -149,14 +166,42 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
 def test_refusals(case: str, front: FrontProcess) -> None:
     arguments, status, reason = REFUSED[case]
     answer = asked(front.url, **arguments)
-    assert (answer.status_code, reason in answer.json()["error"]) == (status, True), answer.text
+    error = answer.json()["error"]
+    if arguments["path"] == "/v1/embeddings":
+        assert error == {"message": error["message"], "type": "invalid_request_error", "param": None, "code": None}
+        error = error["message"]
+    assert (answer.status_code, reason in error) == (status, True), answer.text
+
+
+def test_features_that_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON holds no infinity: a client learns that the server failed."""
+
+    async def model(self: Triton) -> Model:
+        labels = LabelSet.from_parameters({})
+        return Model(label_set=labels, bundle="", runner="", max_batch=1, outputs={"features": 2})
+
+    async def answers(self: Triton, images: Any, outputs: Any) -> dict[str, np.ndarray]:
+        return {"features": np.array([[1, np.inf]], np.float32)}
+
+    monkeypatch.setattr(Triton, "model", model)
+    monkeypatch.setattr(Triton, "answers", answers)
+    app = front_app(FrontOptions(triton_url="grpc://127.0.0.1:1"), None)
+    with TestClient(app, base_url="http://localhost") as client:
+        for arguments in (
+            {"url": "/embed", "content": b"x"},
+            {"url": "/v1/embeddings", "json": {"model": "gmmvit", "input": URIS[0]}},
+        ):
+            answer = client.post(**arguments)
+            assert (answer.status_code, "features that are not finite" in answer.text) == (502, True)
 
 
 def test_a_model_without_logits_names_the_other_path(server: TritonServer, features_bundle: Bundle) -> None:
     with FrontProcess(FrontOptions(triton_url=server.grpc_url, model="backbone"), None) as front:
         front.wait_ready()
         refused = asked(front.url, "/classify", content=IMAGES["photo.png"])
-        assert (refused.status_code, "POST to /embed" in refused.json()["error"]) == (400, True)
+        page = httpx.get(front.url, trust_env=False)  # the page asks /classify
+        for answer, status in ((refused, 400), (page, 404)):
+            assert (answer.status_code, "POST to /embed" in answer.json()["error"]) == (status, True)
         (vector,) = asked(front.url, "/embed?format=list", content=IMAGES["photo.png"]).json()["features"]
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
 
@@ -179,6 +224,17 @@ def reader(server: TritonServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         gateway.stop()
 
 
+OPENAI_REFUSALS = """
+import openai
+
+for api_key in (client.api_key, "unknown"):
+    try:
+        client.with_options(api_key=api_key).embeddings.create(model="gmmvit", input="a cat")
+    except openai.APIStatusError as error:
+        print(error.body["message"])
+"""
+
+
 def run(*command: str) -> str:
     if shutil.which(command[0]) is None:
         pytest.skip(f"no {command[0]} on PATH")
@@ -195,6 +251,7 @@ def test_the_programs_of_the_page(reader: str, features: np.ndarray) -> None:
         [block for block in examples if (block.test, block.language) == ("tests/serving/test_embed.py", language)]
         for language in ("console", "python", "javascript")
     )
+    python, (of_openai,) = python[:1], python[1:]
     as_json, as_file = (
         command.text.replace("https://HOST:8000", reader) for each in console for command in commands(each)
     )
@@ -207,8 +264,10 @@ def test_the_programs_of_the_page(reader: str, features: np.ndarray) -> None:
         Path(program).write_text(block.text)
         runner = sys.executable if program.endswith("py") else "node"
         assert float(run(runner, program, *IMAGES)) == pytest.approx(cosine, abs=1e-4)
-    answer = asked(reader, "/v1/embeddings", json={"model": "gmmvit", "input": URIS[:1]}, headers=BEARER)
-    close(answer.json()["data"][0]["embedding"], features[0])
+    shown = run(sys.executable, "-c", of_openai.text.replace("https://HOST:8000", reader) + OPENAI_REFUSALS)
+    assert shown.splitlines()[:2] == [f"{position} {features.shape[1]}" for position in (0, 1)]
+    assert "image 0: expected a data URI" in shown.splitlines()[2]  # of the front
+    assert "KEY is missing, or the key is unknown" in shown.splitlines()[3]  # of the gateway
     for path, arguments in (("/embed", {"content": b"x"}), ("/v1/embeddings", {"json": {}})):
         assert asked(reader, path, **arguments).status_code == 401
         assert httpx.get(f"{reader}{path}", headers=BEARER, trust_env=False).status_code == 404

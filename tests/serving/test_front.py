@@ -42,11 +42,11 @@ def asked(front: FrontProcess, path: str = "/classify", **arguments: Any) -> htt
     return httpx.request(method, f"{front.url}{path}", timeout=30, trust_env=False, **arguments)
 
 
-def asked_until(front: FrontProcess, status: int) -> httpx.Response:
+def asked_until(front: FrontProcess, status: int, **arguments: Any) -> httpx.Response:
     """Send a small image until the answer has this status, and return the answer."""
 
     def matching() -> list[httpx.Response]:
-        return [answer for answer in (asked(front, content=IMAGES[0]),) if answer.status_code == status]
+        return [answer for answer in (asked(front, content=IMAGES[0], **arguments),) if answer.status_code == status]
 
     return wait_until(matching, f"an answer with the status {status}")[0]
 
@@ -124,6 +124,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "JSON": ({"json": {"a": 1}}, 415, "expected image/*, application/octet-stream or multipart/form-data, got app"),
     "chunked": ({"content": iter([b"a", b"b"])}, 411, "must not be chunked"),
     "too large": ({"content": bytes(MAX_BYTES + 1)}, 413, f"the request is too large; the limit is {MAX_BYTES} bytes"),
+    "too large to embed": ({"path": "/embed", "content": bytes(MAX_BYTES + 1)}, 413, "the request is too large"),
     "compressed": (
         {"content": IMAGES[0], "headers": {**KEY, "content-encoding": "gzip"}},
         415,
@@ -211,12 +212,14 @@ class TestOverload:
         ids=["requests", "bytes"],
     )
     def test_no_more_than_the_maximum(self, limit: dict[str, int], length: int, reason: str, server: Running) -> None:
+        kinds = {"/classify": "image/jpeg", "/embed": "image/jpeg", "/v1/embeddings": "application/json"}
         with FrontProcess(FrontOptions(triton_url=server.grpc_url, **limit), SECRET) as front:
             front.wait_ready()
             with unfinished(front, length):
-                answer = asked_until(front, 503)
-                assert answer.headers["retry-after"] == "1"
-                assert reason in answer.json()["error"]
+                for path, kind in kinds.items():
+                    answer = asked_until(front, 503, path=path, headers={**KEY, "content-type": kind})
+                    assert answer.headers["retry-after"] == "1"
+                    assert reason in answer.text
             asked_until(front, 200)  # the slow client left
 
     @pytest.mark.nightly

@@ -495,6 +495,9 @@ class TestFront:
         assert len(seen) == 1
         server.shutdown()
         server.server_close()
+        refused = json.loads(request(gateway.http_url, "/v1/embeddings", b"{}").body)["error"]  # by HAProxy itself
+        reason = "the server is overloaded or not ready; retry later"
+        assert refused == {"message": reason, "type": "invalid_request_error", "param": None, "code": None}
 
 
 @pytest.mark.nightly

@@ -12,7 +12,7 @@ label's ``"threshold"``, and ``"present"``: true if the probability reaches it; 
 also answers ``"deferred"``: for each image, true if float32 computed it again.
 
 A refused request gets ``{"error": …}``, with ``"image"``, the position of the image that is the reason, if the reason
-is an image. docs/pages/clients.md lists the statuses.
+is an image; for ``/v1/embeddings`` in the form of OpenAI. docs/pages/clients.md lists the statuses.
 
 Behind a gateway, requests wait in the gateway, and need its secret. Without a gateway, the front listens on loopback,
 admits only this machine (`_only_this_machine`), and also answers ``GET /`` with a page to drop an image on.
@@ -36,6 +36,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,7 @@ from gmmvit_deploy.serving.front.options import (
     EMBED_PATH,
     EMBED_PATHS,
     EMBEDDINGS_PATH,
+    EMBEDDINGS_PATHS,
     FRONT_HEADER,
     READY_PATH,
     RUNNER_HEADER,
@@ -97,12 +99,12 @@ def front_app(options: FrontOptions, secret: str | None) -> ASGIApp:
     routes = [
         *(Route(path, front.classify, methods=["POST"]) for path in CLASSIFY_PATHS),
         *(Route(path, front.embed, methods=["POST"]) for path in EMBED_PATHS),
-        Route(EMBEDDINGS_PATH, front.embeddings, methods=["POST"]),
+        *(Route(path, front.embeddings, methods=["POST"]) for path in EMBEDDINGS_PATHS),
         Route(READY_PATH, front.ready, methods=["GET"]),
     ]
     app = Starlette(
-        routes=routes if secret else [*routes, Route("/", _page(), methods=["GET"])],
-        exception_handlers={Refusal: lambda _, exc: _answer(exc), HTTPException: _not_routed, Exception: _failed},
+        routes=routes if secret else [*routes, Route("/", front.page, methods=["GET"])],
+        exception_handlers={Refusal: _refused, HTTPException: _not_routed, Exception: _failed},
         lifespan=front.lifespan,
     )
     app.router.redirect_slashes = False
@@ -124,12 +126,16 @@ class _Front:
         ready = await self._triton.ready()
         return JSONResponse({"ready": ready}, status_code=200 if ready else 503)
 
+    async def page(self, request: Request) -> Response:
+        await self._model_with("logits", status=404)  # the page shows classes
+        return _page()
+
     async def classify(self, request: Request) -> Response:
         top, boundary = _top(request), boundary_of(request)
         async with self._body_of(request) as body:
             model = await self._model_with("logits")
             images = images_from_body(body, boundary, model.max_batch)
-            values = await self._triton.answers(images, ["logits", *model.outputs & {DEFERRED}])
+            values = await self._triton.answers(images, ["logits", *model.outputs.keys() & {DEFERRED}])
         logits, deferred, labels = values["logits"], values.get(DEFERRED), model.label_set.labels
         if logits.shape[1] != len(labels):
             raise Refusal(502, "the server's model has changed; send the request again")
@@ -160,7 +166,9 @@ class _Front:
         require_json(request)
         async with self._body_of(request) as body:
             model = await self._model_with("features")
-            images, encoding = images_from_json(body, self._options.model, model.max_batch)
+            images, encoding = images_from_json(
+                body, self._options.model, max_images=model.max_batch, dimension=model.outputs["features"]
+            )
             features = await self._features_of(images)
         vectors = enumerate(_encoded(features, encoding))
         data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in vectors]
@@ -175,18 +183,18 @@ class _Front:
         with self._budget.taken(length):
             yield await receive_body(request, length, self._options.body_timeout_s)
 
-    async def _model_with(self, output: str) -> Model:
-        """Return the model.  Errors: Refusal, 400, when it does not have the output."""
+    async def _model_with(self, output: str, *, status: int = 400) -> Model:
+        """Return the model.  Errors: Refusal with ``status`` when it does not have the output."""
         model = await self._triton.model()
         if output not in model.outputs:
-            raise Refusal(400, _MISSING[output])
+            raise Refusal(status, _MISSING[output])
         return model
 
     async def _features_of(self, images: list[bytes]) -> NDArray[Any]:
         """Return the features (images, D).  Errors: Refusal, 502 for values that JSON cannot hold."""
         features = (await self._triton.answers(images, ["features"]))["features"]
         if not np.isfinite(features).all():
-            raise Refusal(502, "the server failed to answer: features that are no finite numbers")
+            raise Refusal(502, "the server failed to answer: features that are not finite")
         return features
 
     def _described(self, model: Model) -> dict[str, Any]:
@@ -205,6 +213,7 @@ def _encoded(features: NDArray[Any], form: str) -> list[Any]:
     return numbers
 
 
+@cache
 def _page() -> HTMLResponse:
     """Return the page, which may run only its own script and style, and ask only this server."""
     html = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
@@ -236,24 +245,31 @@ def _top(request: Request) -> int:
     return int(text)
 
 
-def _answer(refusal: Refusal) -> JSONResponse:
+def _answer(path: str, refusal: Refusal) -> JSONResponse:
     answer: dict[str, Any] = {"error": refusal.reason}
-    if refusal.image is not None:
+    if path in EMBEDDINGS_PATHS:  # OpenAI's clients show only error.message
+        error = {"message": refusal.reason, "type": "invalid_request_error", "param": None, "code": None}
+        answer = {"error": error}
+    elif refusal.image is not None:
         answer["image"] = refusal.image
     return JSONResponse(answer, status_code=refusal.status, headers=refusal.headers)
+
+
+def _refused(request: Request, refusal: Any) -> JSONResponse:
+    return _answer(request.url.path, refusal)
 
 
 def _not_routed(request: Request, exc: Any) -> JSONResponse:
     if exc.status_code == 405:
         reason = f"{request.method[:20]}: this path takes only {(exc.headers or {}).get('Allow', 'other methods')}"
     else:
-        reason = f"there is no such path; send images with POST to {CLASSIFY_PATH} or {EMBED_PATH}"
-    return JSONResponse({"error": reason}, status_code=exc.status_code, headers=exc.headers)
+        reason = f"there is no such path; send images with POST to {CLASSIFY_PATH}, {EMBED_PATH} or {EMBEDDINGS_PATH}"
+    return _refused(request, Refusal(exc.status_code, reason, headers=exc.headers))
 
 
 def _failed(request: Request, exc: Exception) -> JSONResponse:
     _log.error("the HTTP endpoint failed on a request: %s: %s", type(exc).__name__, exc)
-    return JSONResponse({"error": "the HTTP endpoint failed on this request"}, status_code=500)
+    return _refused(request, Refusal(500, "the HTTP endpoint failed on this request"))
 
 
 class _Guard:
@@ -266,7 +282,7 @@ class _Guard:
         app = self._app
         if scope["type"] == "http":
             reason = self._reason(scope["method"], scope["path"], dict(scope["headers"]))
-            app = _answer(Refusal(403, reason)) if reason else app
+            app = _answer(scope["path"], Refusal(403, reason)) if reason else app
         await app(scope, receive, send)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import struct
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +40,15 @@ class Model:
     """The served model.
 
     runner: "" if the model states none.
-    outputs: their names; `inference.DEFERRED` is that of a cascade, which says which images float32 computed again.
+    outputs: name → values for each image; `inference.DEFERRED` is that of a cascade, which says which images float32
+    computed again.
     """
 
     label_set: LabelSet
     bundle: str
     runner: str
     max_batch: int
-    outputs: frozenset[str]
+    outputs: Mapping[str, int]
 
 
 class Triton:
@@ -138,7 +139,7 @@ def _model(config: Any) -> Model:
         bundle=parameters["gmmvit_bundle_sha256"],
         runner=parameters.get("gmmvit_runner", ""),
         max_batch=config.max_batch_size,
-        outputs=frozenset(output.name for output in config.output),
+        outputs={output.name: output.dims[-1] for output in config.output},
     )
 
 

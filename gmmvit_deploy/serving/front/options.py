@@ -19,8 +19,10 @@ CLASSIFY_PATH = "/classify"
 EMBED_PATH = "/embed"
 EMBEDDINGS_PATH = "/v1/embeddings"
 """The path of embeddings in the interface of OpenAI."""
-CLASSIFY_PATHS, EMBED_PATHS = ((path, f"{path}/") for path in (CLASSIFY_PATH, EMBED_PATH))
-FRONT_PATHS = (*CLASSIFY_PATHS, *EMBED_PATHS, EMBEDDINGS_PATH)
+CLASSIFY_PATHS, EMBED_PATHS, EMBEDDINGS_PATHS = (
+    (path, f"{path}/") for path in (CLASSIFY_PATH, EMBED_PATH, EMBEDDINGS_PATH)
+)
+FRONT_PATHS = (*CLASSIFY_PATHS, *EMBED_PATHS, *EMBEDDINGS_PATHS)
 """The paths that the gateway passes to the front."""
 READY_PATH = "/ready"
 DEFAULT_CLASSIFY_PORT = 8080

@@ -17,7 +17,13 @@ from pathlib import Path
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.writing import new_folder
-from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER, FRONT_PATHS, RUNNER_HEADER
+from gmmvit_deploy.serving.front.options import (
+    BUNDLE_HEADER,
+    EMBEDDINGS_PATHS,
+    FRONT_HEADER,
+    FRONT_PATHS,
+    RUNNER_HEADER,
+)
 from gmmvit_deploy.serving.gateway._keys import map_text, read_keys
 from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.gateway.options import (
@@ -112,6 +118,7 @@ def config_text(options: GatewayOptions) -> str:
         client_header=CLIENT_HEADER,
         front_header=FRONT_HEADER,
         front_paths=" ".join(FRONT_PATHS),
+        embeddings_paths=" ".join(EMBEDDINGS_PATHS),
         unused=UNUSED_ADDRESS,
     )
     return re.sub(r" +$|(?<=\n)\n+(?=    )", "", text, flags=re.MULTILINE)  # a macro leaves an empty line behind it

@@ -33,7 +33,8 @@ core.register_service("gmmvit_refuse", "http", function(applet)
     applet:start_response()
     return
   end
-  local body = '{"error":"' .. message .. '"}'
+  local begin, ending = applet:get_var("txn.error_begin") or "", applet:get_var("txn.error_end") or ""
+  local body = '{"error":' .. begin .. '"' .. message .. '"' .. ending .. '}'
   applet:set_status(tonumber(status))
   applet:add_header("content-type", "application/json")
   applet:add_header("content-length", tostring(#body))
