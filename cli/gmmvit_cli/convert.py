@@ -160,7 +160,7 @@ def print_gate(name: str, record: VariantRecord) -> None:
         "graph",
         "dynamic",
         "in float32",
-        "decisions kept" if "kept" in calibration["curve"][0] else "neighbours kept",
+        "neighbours kept" if "neighbours" in calibration["curve"][0] else "decisions kept",
         "dB",
         "top-1, in fp32",
         "time in openvino, batch 8, fp32 = 1",

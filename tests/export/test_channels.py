@@ -152,7 +152,8 @@ def test_command_line(gmmvit: Gmmvit, tmp_path: Path) -> None:
     image = {"height": 20, "width": 20, "channels": 1, "mean": [0.0], "std": [1.0], "resize": "stretch-bicubic"}
     image["crop_pct"] = 1.0
     assert (manifest["format"], manifest["image"]) == ("gmmvit-bundle/4", image)
-    assert manifest["outputs"] == [{"name": "logits", "shape": [10], "meaning": "class logits"}]
+    logits = {"name": "logits", "shape": [10], "meaning": "class logits", "pooling": "", "unit_length": False}
+    assert manifest["outputs"] == [logits]
     assert (manifest["task"], manifest["unused_keys"]) == ("single-label", {})
     sizes = ("--preset", "vit", "--classes", "10", "--image-size", "32", "--set", "channels=1", "--json")
     assert json.loads(gmmvit("inspect", *sizes).stdout)["spec"]["channels"] == 1

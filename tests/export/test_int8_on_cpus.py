@@ -78,7 +78,7 @@ def test_each_graph_has_its_own_calibration(copied: Bundle) -> None:
         graph = QuantisedGraph(copied, "int8", form)  # type: ignore[arg-type]
         db = signal_to_noise_db(graph.logits(inputs, real=True), exact)
         checks.append(check_calibration(copied, graph, db))
-    assert [check.verdict for check in checks] == ["passed", "failed"]
+    assert [check.verdict for check in checks] == ["passed", "failed"], checks
 
 
 @pytest.mark.parametrize(
