@@ -128,7 +128,6 @@ def _neighbours(report: RunnerReport) -> Judgement:
     return Judgement(
         judged=Measured(value=details["kept"], low=low, high=high),
         images=details["images"],
-        images_to_settle=details["images_needed"],
     )
 
 
