@@ -215,8 +215,9 @@ def _inspect_bundle(path: Path, report: Path | None, *, as_json: bool) -> None:
         outputs = [asdict(output) for output in bundle.manifest.outputs]
         print_json({"bundle": described_bundle(bundle), "outputs": outputs, "records": records, "cascades": cascades})
         return
-    rows = [("bundle", f"{path}, SHA-256 {bundle.sha256}"), ("graph model.onnx", "fp32")]
-    rows[1:1] = [("output", f"{o.name}: float32 (N, {o.shape[0]}){o.words}") for o in bundle.manifest.outputs]
+    rows = [("bundle", f"{path}, SHA-256 {bundle.sha256}")]
+    rows += [("output", f"{o.name}: float32 (N, {o.shape[0]}){o.words}") for o in bundle.manifest.outputs]
+    rows += [("graph model.onnx", "fp32")]
     for file, graph in graphs.items():
         rows += _rows_of(bundle, file, graph)
     rows += [(f"cascade {name}", words) for name, words in cascades.items()]

@@ -247,7 +247,7 @@ def _form_of(attention: MatchedAttention, arithmetic: Arithmetic, hint: Arithmet
 
 
 def _tables_of(rotations: tuple[Rotation | None, ...], first: int) -> tuple[list[Any], list[int]]:
-    """Return (the distinct tables, for Q and K each: the input with the tables or −1, whether halves, whether normed).
+    """Return (the tables, for Q and K each: the input with the tables or −1, whether halves, whether normed).
 
     first: the index of the first of the tables among the operation's inputs.
     """
@@ -257,10 +257,8 @@ def _tables_of(rotations: tuple[Rotation | None, ...], first: int) -> tuple[list
         if rotation is None:
             numbers += [-1, 0, 0]
             continue
-        index = next((index for index, each in enumerate(tables) if np.array_equal(each, rotation.tables)), len(tables))
-        if index == len(tables):
-            tables.append(rotation.tables)
-        numbers += [first + index, int(rotation.halves), int(rotation.epsilon is not None)]
+        numbers += [first + len(tables), int(rotation.halves), int(rotation.epsilon is not None)]
+        tables.append(rotation.tables)
     return tables, numbers
 
 

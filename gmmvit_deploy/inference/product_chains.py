@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,12 +48,24 @@ class Product:
     output: Any
 
 
+class Step(NamedTuple):
+    """A step of a chain, as in product_chain.h.  steps, zero: of the grid.  slope, cubic: of `_SIGMOID`."""
+
+    kind: int
+    depth: int = 0
+    columns: int = 0
+    epsilon: float = 0.0
+    steps: float = 0.0
+    zero: float = 0.0
+    slope: float = 0.0
+    cubic: float = 0.0
+
+
 @dataclass(eq=False)
 class Chain:
     """A chain, and the values that it computes.
 
     inputs: the values that the operation reads before its constants.  constants: those of each step, in order.
-    steps: (kind, depth, columns, epsilon, steps, zero, slope, cubic) of each step, as in product_chain.h.
     x: the value of the residual stream after the steps so far; None if no step has read it.
     sum, normed, stored: the values of the graph that the operation returns: x if a step changes it, the int8 values of
     a norm that is last, and the products that are stored.
@@ -64,7 +76,7 @@ class Chain:
     taken: set[str]
     inputs: list[Any] = field(default_factory=list)
     constants: list[np.ndarray] = field(default_factory=list)
-    steps: list[tuple[int, int, int, float, float, float, float, float]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     x: Any = None
     adds: bool = False
     sum: Any = None
@@ -186,7 +198,7 @@ def _start_with_values(chain: Chain, product: Product) -> None:
         quantised, steps, zero = grid
         products = _products_of(product.source)
         chain.inputs = [quantised.input_value(0)]
-        chain.steps.append((_QUANTISE, product.weights.shape[0], 0, 0.0, steps, zero, 0.0, 0.0))
+        chain.steps.append(Step(_QUANTISE, depth=product.weights.shape[0], steps=steps, zero=zero))
     elif product.source.get_element_type().get_type_name() == "i8":
         chain.inputs = [product.source]
     else:
@@ -197,7 +209,7 @@ def _start_with_values(chain: Chain, product: Product) -> None:
 def _add_norm(chain: Chain, norm: Any) -> None:
     weight, bias = (constant(norm.input_value(len(norm.inputs()) - back)) for back in (2, 1))
     chain.constants += [weight, bias]
-    chain.steps.append((_NORM, 0, 0, float(norm.get_attributes()["epsilon"]), 0.0, 0.0, 0.0, 0.0))
+    chain.steps.append(Step(_NORM, epsilon=float(norm.get_attributes()["epsilon"])))
     chain.taken.add(norm.get_name())
     products = _products_of(norm.output(0))
     _add_products(chain, products)
@@ -213,14 +225,15 @@ def _add_products(chain: Chain, products: list[Product]) -> None:
 def _add_product(chain: Chain, product: Product) -> None:
     if (activation := _activation(product.output)) and (quantised := _quantised_activation(activation.output)):
         following, steps, zero = quantised
-        _put_product(chain, product, activation.kind, steps, zero, activation.slope, activation.cubic)
+        step = Step(activation.kind, steps=steps, zero=zero, slope=activation.slope, cubic=activation.cubic)
+        _put_product(chain, product, step)
         _add_product(chain, following)
         return
     reader = reader_of(product.output)
     node = (reader if reader is not None else product.output).get_node()
     kind = node.get_type_name() if reader is not None else "none, or several"
     if kind in ("Add", "ResidualNorm") and _joins_x(chain, product, node):
-        _put_product(chain, product, _ADD)
+        _put_product(chain, product, Step(_ADD))
         chain.taken.add(node.get_name())
         chain.x = chain.sum = node.output(1 if kind == "ResidualNorm" else 0)
         if kind == "ResidualNorm":
@@ -230,22 +243,14 @@ def _add_product(chain: Chain, product: Product) -> None:
 
 
 def _store(chain: Chain, product: Product) -> None:
-    _put_product(chain, product, _OUT)
+    _put_product(chain, product, Step(_OUT))
     chain.stored.append(product.output)
 
 
-def _put_product(
-    chain: Chain,
-    product: Product,
-    kind: int,
-    steps: float = 0.0,
-    zero: float = 0.0,
-    slope: float = 0.0,
-    cubic: float = 0.0,
-) -> None:
+def _put_product(chain: Chain, product: Product, step: Step) -> None:
     depth, columns = product.weights.shape
     chain.constants += [_packed(product.weights), product.start, product.scale, product.bias]
-    chain.steps.append((kind, depth, columns, 0.0, steps, zero, slope, cubic))
+    chain.steps.append(step._replace(depth=depth, columns=columns))
     chain.products.append(product.node)
     chain.taken.add(product.node.get_name())
 

@@ -107,7 +107,7 @@ class Decisions:
         if flips := counted["flips_within_noise"] + counted["flips_wrong"]:
             summary += f"; {counted['flips_within_noise']} of {flips} changes within the noise of float32"
         changes = f"{lost:,} of {count:,} images changed" + (f", {broken:,} of them to NaN" if broken else "")
-        needed = images_to_decide(lost / count, gate) if verdict == "undecided" else None
+        needed = _images_to_decide(lost / count, gate) if verdict == "undecided" else None
         reason = {
             "failed": f"{blamed} changes too many decisions: {changes}",
             "undecided": f"too few images to decide: {changes}; "
@@ -264,7 +264,7 @@ def _largest_errors(logits: NDArray[Any], exact: NDArray[Any]) -> NDArray[Any]:
     return errors
 
 
-def images_to_decide(changed: float, gate: float) -> int | None:
+def _images_to_decide(changed: float, gate: float) -> int | None:
     """Return about the smallest number of images that decides a gate, or None above `_MAX_TO_DECIDE`."""
     images = 8.0
     while images < _MAX_TO_DECIDE:

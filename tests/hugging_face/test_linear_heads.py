@@ -23,22 +23,12 @@ from gmmvit_deploy.bundle.artifacts import open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.models.sources.hints import LoadHints
 from tests.cli.terminal import gmmvit_here
-from tests.hugging_face.folders import BACKBONES, saved
+from tests.hugging_face.folders import BACKBONES
 
 pytestmark = pytest.mark.integration
 
 IMAGES = torch.randn(24, 3, 32, 32, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 POOLS = {"dinov3_backbone": None, "siglip_backbone": None, "vit_backbone": "cls"}
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    root = tmp_path_factory.mktemp("heads")
-
-    def folder(name: str) -> Path:
-        return root / name if (root / name).exists() else saved(name, root / name)
-
-    return folder
 
 
 @torch.no_grad()

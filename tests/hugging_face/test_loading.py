@@ -38,17 +38,6 @@ NOT_ANSWERED = {
 EXACT = 1e-12
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function: name of a test folder → the folder, written on first use."""
-    root = tmp_path_factory.mktemp("hugging_face")
-
-    def folder(name: str) -> Path:
-        return root / name if (root / name).exists() else saved(name, root / name)
-
-    return folder
-
-
 @pytest.fixture
 def vit(folders: Callable[[str], Path], tmp_path: Path) -> Path:
     """A copy of the folder ``vit`` that a test may change."""

@@ -37,7 +37,7 @@ from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from tests.cli.terminal import gmmvit_here
-from tests.hugging_face.folders import IMAGES_AND_TEXTS, edited, saved
+from tests.hugging_face.folders import IMAGES_AND_TEXTS, edited
 from tests.parity.faults import rebuilt, with_graph
 
 pytestmark = pytest.mark.integration
@@ -45,16 +45,6 @@ pytestmark = pytest.mark.integration
 LABELS = ("cat", "dog", "fox", "great owl")
 PROMPTS = ("a photo of a {}", "an {}", "the {} in snow")
 MULTI = {"task": "multi-label", "thresholds": 0.5}
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    root = tmp_path_factory.mktemp("zero_shot")
-
-    def folder(name: str) -> Path:
-        return root / name if (root / name).exists() else saved(name, root / name)
-
-    return folder
 
 
 def hints(count: int = 1) -> LoadHints:
