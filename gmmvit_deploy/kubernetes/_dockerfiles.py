@@ -32,7 +32,7 @@ _SERVES = (
     "uvicorn",
     "uvloop",
 )
-_CLASSIFIES = ("fsspec", "jinja2", "numpy", "onnx", "pillow", "pyarrow", "typer")
+_CLASSIFIES = ("fsspec", "jinja2", "numpy", "onnx", "onnx-ir", "pillow", "pyarrow", "typer")
 _THIS_PYTHON = ".".join(map(str, sys.version_info[:2]))
 """Python of an image, because the versions of its packages are those of this Python."""
 _WHEEL_PYTHON = ".".join(map(str, min(sys.version_info[:2], NEWEST_PYTHON)))

@@ -140,7 +140,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "a norm's shift": (values(f"{_NORM}.bias", lambda shift: shift + 0.01), f"{_NORM}.bias"),
     "epsilon × 10": (attribute("blocks.1.mlp_norm/LayerNormalization", "epsilon", 1e-4), "expected epsilon 9.99"),
     "the last norm's epsilon": (attribute("head_norm/LayerNormalization", "epsilon", 1e-6), "expected epsilon 9.99"),
-    "GELU by tanh": (attribute("blocks.1.mlp.1/Gelu", "approximate", "tanh"), "expected approximate b'none'"),
+    "GELU by tanh": (attribute("blocks.1.mlp.1/Gelu", "approximate", "tanh"), "expected approximate 'none'"),
     "softmax over another axis": (attribute("blocks.1.attention/Softmax", "axis", 1), "expected axis -1, got 1"),
     "heads in another order": (attribute("blocks.1.attention/Transpose.2", "perm", [0, 1, 2, 3]), "expected perm"),
     "shuffled weights": (weight(shuffled), _FIRST),

@@ -183,7 +183,9 @@ static float of_bfloat16(uint16_t x) {
    8 u: 2^x, at most 3 u, in a weight and in their sum, the reciprocal of the sum, and its product. */
 static double error_of_row(double mean_size, int n) { return ldexp(2 * mean_size + 2 * sqrt(n) + 8, -24); }
 
-/* Q or K of all images as they are multiplied, (rows, columns), and the sums of the magnitudes that they are summed from. */
+/* Q or K of all images as they are multiplied, (rows, columns), and the sums of the magnitudes that they are summed from.
+   The kernel rotates in float32, within 8 u of these magnitudes; where a tie of bfloat16 lies so near, it may round to the
+   other side: a difference that counts as 1 / u times itself, since error_of_row() takes u of what it is given. */
 static void rotate_exactly(const Case *of, const Rotation *by, const float *x, size_t row, size_t tokens, int in_bfloat16,
                            int arithmetic, double *exact, double *sizes) {
     const size_t d = (size_t)of->d, heads = (size_t)of->heads, plane = (size_t)by->heads * tokens * d;
@@ -205,8 +207,12 @@ static void rotate_exactly(const Case *of, const Rotation *by, const float *x, s
         for (size_t c = 0; c < d; c++) {
             const size_t partner = by->halves ? (c + d / 2) % d : c ^ 1;
             const double shift = by->shifts ? sine[plane + c] : 0;
-            exact[c] = rounded((float)(normed[c] * cosine[c] + normed[partner] * sine[c] + shift), arithmetic);
+            const double turned = normed[c] * cosine[c] + normed[partner] * sine[c] + shift;
+            exact[c] = rounded((float)turned, arithmetic);
             sizes[c] = fabs(normed[c] * cosine[c]) + fabs(normed[partner] * sine[c]) + fabs(shift);
+            const double off = ldexp(8 * sizes[c], -24);
+            if (arithmetic == MASKED_ATTENTION_BFLOAT16)
+                sizes[c] += ldexp(rounded((float)(turned + off), arithmetic) - rounded((float)(turned - off), arithmetic), 24);
         }
     }
 }
@@ -396,8 +402,8 @@ static double added_product_error(int rows, int depth, int width) {
          .columns = width},
         {.kind = CHAIN_NORM, .scale = ones, .bias = ones, .epsilon = 1e-5f},
     };
-    const ProductChain what = {.bytes = values, .rows = rows, .x = x, .sum = sum, .normed = got, .width = width, .widest = width,
-                               .steps = steps, .count = 2};
+    const ProductChain what = {.bytes = values, .rows = rows, .x = x, .sum = sum, .normed = got, .width = width,
+                               .widest = depth > width ? depth : width, .steps = steps, .count = 2};
     const int first = rows * 3 / 5; /* of the second core */
     if (product_chain(&what, 0, first) || product_chain(&what, first, rows)) return INFINITY;
     for (int row = 0; row < rows; row++)
