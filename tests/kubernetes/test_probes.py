@@ -143,9 +143,11 @@ def _draining(pod: Pod) -> None:
     """End the pod as Kubernetes does."""
     command = pod.container["lifecycle"]["preStop"]["exec"]["command"]
     started = time.monotonic()
-    hook = subprocess.Popen(command)
-    while hook.poll() is None:
-        assert pod.run("readinessProbe")[0] == 0  # the pod still answers while load balancers learn of its end
+    hook, failed = subprocess.Popen(command), 0
+    while hook.poll() is None:  # the pod is still ready for Kubernetes while load balancers learn of its end
+        status, text = pod.run("readinessProbe")
+        failed = failed + 1 if status else 0
+        assert failed < pod.container["readinessProbe"]["failureThreshold"], text
     slept = time.monotonic() - started
     assert hook.returncode == 0
     assert slept >= PRE_STOP_S
