@@ -28,19 +28,23 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import torch
 
-from benchmarks.shared.cpu_programs import HAS_BF16, RUNNERS, cpu_program, runner_of, straight_openvino
+from benchmarks.shared.cpu_programs import (
+    HAS_BF16,
+    RUNNERS,
+    cpu_program,
+    nncf_in_openvino,
+    runner_of,
+    straight_openvino,
+)
 from benchmarks.shared.families import as_released, compiled
 from benchmarks.shared.interleaved import Program
-from benchmarks.shared.places import BENCHMARKS, why_failed
 from benchmarks.shared.side_by_side import Family, main
 from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
 
 _COPIES = 3
-_NNCF_IMAGES = 300  # as many as NNCF takes by default
 _IN_INT8: dict[str, Precision] = {"openvino+kernels:int8": "int8"}
 _STRAIGHT: tuple[Precision, ...] = ("fp32", "bf16") if HAS_BF16 else ("fp32",)
 
@@ -52,17 +56,6 @@ def straight_onnxruntime(family: Family) -> Program:
 
 def straight_in_openvino(family: Family, precision: Precision) -> Program:
     return straight_openvino(family.saved("straight"), precision)
-
-
-def nncf_in_openvino(family: Family, python: str) -> Program:
-    """Quantise the straight export with NNCF, calibrated by normally distributed images, as ours is, and load it."""
-    graph, images, output = family.saved("straight"), family.folder / "images.npy", family.folder / "nncf.xml"
-    shape = (_NNCF_IMAGES, *family.image_shape)
-    np.save(images, np.random.default_rng(0).standard_normal(shape, dtype=np.float32))
-    script = BENCHMARKS / "shared" / "int8_peers.py"
-    if why := why_failed([python, script, "nncf_default", graph, images, output]):
-        raise RuntimeError(why)
-    return straight_openvino(output, "fp32")
 
 
 def add_straight(family: Family) -> None:
@@ -77,7 +70,11 @@ def add_straight(family: Family) -> None:
         load = partial(straight_in_openvino, family, precision)
         family.add_straight(f"straight openvino{suffix}", load, precision)
     if family.nncf:
-        family.add_straight("nncf openvino:int8", partial(nncf_in_openvino, family, family.nncf), "int8")
+        family.add_straight(
+            "nncf openvino:int8",
+            partial(nncf_in_openvino, family.saved("straight"), family.image_shape, family.nncf),
+            "int8",
+        )
 
 
 def add_programs(family: Family) -> None:

@@ -13,12 +13,15 @@ checks:
     kernels      the number of attentions that our CPU kernel computes, and the reason for each other attention
     speed        the time of the straight export (``torch.onnx.export`` of the unchanged model, in ONNX Runtime with
                  default options, and in OpenVINO) divided by the time of our export in OpenVINO with our kernels. The
-                 programs take turns in the same process. Their logits are checked in the same run
+                 programs take turns in the same process. Their logits are checked in the same run. With ``--nncf``,
+                 also our int8 and the straight export quantised by NNCF, both calibrated with the same random images;
+                 their logits are not checked, as random weights do not show what int8 costs
 
 The checks and the speed of a model are separate results with separate run cards, so that the times can be measured on a
 quiet machine: ``--part checks`` exports to ``--exports``, and ``--part speed`` reads this folder.
 
-    python benchmarks/timm_models.py [--model NAME] [--rounds 10] [--part checks|speed] [--check]
+    python benchmarks/timm_models.py [--model NAME] [--rounds 10] [--part checks|speed] [--nncf PYTHON]
+        [--check]
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.shared import run_card
-from benchmarks.shared.cpu_programs import straight_openvino
+from benchmarks.shared.cpu_programs import cpu_program, nncf_in_openvino, runner_of, straight_openvino
 from benchmarks.shared.interleaved import Program
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.straight_export import straight_graph
@@ -46,6 +49,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.inference.matcher import Refusal, attentions_in_onnx, summary_of
@@ -64,6 +68,7 @@ from tests.uneven_attention import attention_effects
 MAX_BATCH = 8
 BATCHES = (1, 2, 3, MAX_BATCH)
 SPEED_BATCHES = (1, 8)
+INT8_IMAGES = 64
 MIN_EFFECT = 100.0
 HALVES: tuple[Precision, ...] = ("fp16", "bf16")
 _STRAIGHT, _WEIGHTS, _BUNDLE = "straight.onnx", "weights.pth", "bundle"
@@ -179,7 +184,22 @@ def precisions_of(model: ir.Model, images: Tensor, exact: np.ndarray, noise: Noi
     return rows
 
 
-def speed_of(exported: Exported, rounds: int) -> dict[str, Any]:
+def int8_programs(exported: Exported, nncf: str) -> dict[str, Program]:
+    """Return the programs of the straight export quantised by NNCF, and of our int8 graph in OpenVINO."""
+    shape = tuple(exported.images(1, 0).shape[1:])
+    peer = nncf_in_openvino(exported.straight(), shape, nncf, INT8_IMAGES)
+    images = np.random.default_rng(0).standard_normal((INT8_IMAGES, *shape), dtype=np.float32)
+    batches = [images[start : start + MAX_BATCH] for start in range(0, INT8_IMAGES, MAX_BATCH)]
+    path = exported.folder / "int8.onnx"
+    graph = graph_from_model(
+        exported.model(), "int8", preprocessing=None, max_batch=MAX_BATCH, calibration=batches, for_cpu=True
+    )
+    ir.save(graph.model, path)
+    runner, _ = runner_of(path, "openvino+kernels:int8", "int8")
+    return {"nncf openvino:int8": peer, runner: cpu_program(path, runner, "int8")}
+
+
+def speed_of(exported: Exported, rounds: int, nncf: str | None) -> dict[str, Any]:
     """Return batch → times of the programs, the ratios to ours, and the distances of their logits."""
     path = exported.bundle().onnx_path
     kernels, _ = kernels_for_graph(path, "fp32")
@@ -190,12 +210,14 @@ def speed_of(exported: Exported, rounds: int) -> dict[str, Any]:
         "straight openvino": straight_openvino(exported.straight(), "fp32"),
         "openvino+kernels" if kernels else "openvino": ours.run,
     }
+    checked, int8 = len(programs), {} if nncf is None else int8_programs(exported, nncf)
+    programs |= int8
     rows: dict[str, Any] = {}
     for batch in SPEED_BATCHES:
         images = exported.images(batch, batch)
         runs = [partial(program, images.numpy()) for program in programs.values()]
         seconds = seconds_in_turn(runs, rounds=rounds)
-        answers = [run() for run in runs]
+        answers = [run() for run in runs[:checked]]
         logits, exact = logits_of(exported.network, images)
         limit = limit_from_noise(noise_of(logits, exact)).largest
         offs = [distance(answer, exact) for answer in answers]
@@ -204,8 +226,9 @@ def speed_of(exported: Exported, rounds: int) -> dict[str, Any]:
         rows[str(batch)] = {
             "programs": list(programs),
             "median_ms": (1e3 * np.median(seconds, axis=1)).tolist(),
-            "times_faster_than_straight_export": ratio(seconds[0], seconds[-1]),
-            "times_faster_than_straight_openvino": ratio(seconds[1], seconds[-1]),
+            "times_faster_than_straight_export": ratio(seconds[0], seconds[2]),
+            "times_faster_than_straight_openvino": ratio(seconds[1], seconds[2]),
+            **({"int8_times_faster_than_nncf": ratio(seconds[3], seconds[4])} if int8 else {}),
             "off": offs,
             "limit": limit,
         }
@@ -218,6 +241,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="turns of each program and batch")
     parser.add_argument("--part", choices=("checks", "speed"), help="only the checks or only the speed")
     parser.add_argument("--exports", type=Path, help="folder that keeps the exports; the next run reads them")
+    parser.add_argument("--nncf", metavar="PYTHON", help="the Python of an environment with NNCF; also times int8")
     arguments = parsed(parser, model=["test_vit3"], rounds=1)
     names: Sequence[str] = arguments.model or list(ARCHITECTURES)
     with tempfile.TemporaryDirectory() as folder:
@@ -238,7 +262,7 @@ def main() -> None:
             exported = Exported(name, ARCHITECTURES[name], exports)
             output = arguments.output / f"{exported.folder.name}.speed.json"
             with run_card.written(output, "timm_models.py", rounds=arguments.rounds) as results:
-                results.update(model=name, batches=speed_of(exported, arguments.rounds))
+                results.update(model=name, batches=speed_of(exported, arguments.rounds, arguments.nncf))
                 print(name, results, flush=True)
 
 

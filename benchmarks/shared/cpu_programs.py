@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shared.interleaved import Program
+from benchmarks.shared.places import BENCHMARKS, why_failed
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.inference.cores import cpu_features
 from gmmvit_deploy.inference.openvino_kernels import Kernels
@@ -63,6 +64,19 @@ def straight_openvino(path: Path, precision: Precision) -> Program:
 
     core.compile_model(core.read_model(str(path)), "CPU")  # so that a graph that cannot be compiled fails here
     return run
+
+
+def nncf_in_openvino(path: Path, image_shape: tuple[int, ...], python: str, images: int = 300) -> Program:
+    """Quantise a straight export with NNCF, calibrated by normally distributed images as ours is, and load it.
+
+    python: the Python that has NNCF.  images: as many as NNCF takes by default.  Errors: RuntimeError when NNCF fails.
+    """
+    calibration, output = path.with_name("images.npy"), path.with_name("nncf.xml")
+    np.save(calibration, np.random.default_rng(0).standard_normal((images, *image_shape), dtype=np.float32))
+    script = BENCHMARKS / "shared" / "int8_peers.py"
+    if why := why_failed([python, script, "nncf_default", path, calibration, output]):
+        raise RuntimeError(why)
+    return straight_openvino(output, "fp32")
 
 
 def required_kernels(path: Path, precision: Precision) -> Kernels:

@@ -161,12 +161,12 @@ def export(
     with refusals.collected():
         normalisation = normalisation_from(dataset, mean, std)
     with refusals.collected():
+        names = normalisation.labels if labels is None else labels_from(labels)
         if outputs == "features" and labels is not None:
             raise InputError(
                 "--labels names the classes of the logits, and --outputs features writes no logits",
                 hint="leave --labels out, or type --outputs both",
             )
-        names = normalisation.labels if labels is None else labels_from(labels)
     with refusals.collected():
         hints = hints_from(
             context.params,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import INPUT, OUTPUT, TARGET, refusals_of
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.arguments import Refusals
+from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.serving.gateway.options import GatewaySettings, require_insecure
 
 COLLECTS = True
@@ -132,7 +133,9 @@ def serve(
     def announce(service: Service) -> None:
         shown.close()
         server, images = service.server, {"classify": service.classify_url, "embed": service.embed_url}
-        triton = server.version()
+        triton = None
+        with suppress(ServerError):  # a server that has just died; the supervisor restarts it
+            triton = server.version()
         where = {
             "grpc": service.grpc_url,
             "http": service.http_url,
@@ -153,7 +156,8 @@ def serve(
             if service.classify_url and not gateway:
                 ready += f"  page {service.classify_url.removesuffix(CLASSIFY_PATH)}"
             typer.echo(ready + (f"  {server.models.runner}" if server.models.runner else ""))
-        note(triton_in_words(triton))
+        if triton is not None:
+            note(triton_in_words(triton))
 
     with shown:
         how: dict[str, Any] = {

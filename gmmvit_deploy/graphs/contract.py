@@ -26,11 +26,14 @@ def file_problem(path: Path, *, input_name: str, outputs: Sequence[str], data: s
     input_name: the name of the network's input.  outputs: the names of the network's outputs.
     data: the name of the file of the bundle that holds weights of this graph, or "" if the graph holds them.
     """
+    import onnx
     import onnx_ir as ir
+    from onnx.external_data_helper import uses_external_data
 
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns of tensors that no node computes, as runtimes do
     try:
-        model = ir.load(path)
+        proto = onnx.load(path, load_external_data=False)
+        model = ir.from_proto(proto)
     except Exception as exc:  # onnx and onnx_ir raise exceptions of any class for a malformed file
         cause: BaseException = exc
         while cause.__cause__ is not None:
@@ -46,11 +49,11 @@ def file_problem(path: Path, *, input_name: str, outputs: Sequence[str], data: s
     for value in (*graph.inputs, *graph.outputs):
         if problem := _type_problem(value):
             return f"{problem} of {value.name}"
-    for name, value in graph.initializers.items():
-        tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor) and (not data or tensor.location != data):
+    for tensor in proto.graph.initializer:  # onnx_ir would keep only the last of those with the same name
+        location = {entry.key: entry.value for entry in tensor.external_data}.get("location")
+        if uses_external_data(tensor) and (not data or location != data):
             place = f"in the graph or in {data}" if data else "in the graph"
-            return f"expected all weights {place}, got the tensor {name!r} in another file"
+            return f"expected all weights {place}, got the tensor {tensor.name!r} in another file"
     for node, level in _nodes([*graph, *(node for function in model.functions.values() for node in function)]):
         if node.op_type in _LOOPS:
             return f"expected no loop, got the operator {node.op_type} ({node.name or 'without a name'})"

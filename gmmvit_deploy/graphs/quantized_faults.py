@@ -56,8 +56,11 @@ def form_fault(quantized: ir.Graph, expected: ir.Graph) -> str:
 
 def _same(one: ir.Attr | None, other: ir.Attr | None) -> bool:
     """Whether two attributes have the same value: a file rounds numbers to float32, a graph in memory does not."""
-    if one is not None and other is not None and one.type == other.type and one.type.name in ("FLOAT", "FLOATS"):
-        return np.array_equal(np.float32(one.value), np.float32(other.value))
+    if one is not None and other is not None and one.type == other.type:
+        if one.type.name in ("FLOAT", "FLOATS"):
+            return np.array_equal(np.float32(one.value), np.float32(other.value))
+        if one.type.name == "TENSOR":
+            return np.array_equal(one.as_tensor().numpy(), other.as_tensor().numpy())
     return one == other
 
 

@@ -291,9 +291,9 @@ def _unmixed(value: Any) -> tuple[Any, Any] | None:
 
 
 def _unrotated(value: Any, *, across: bool = False) -> tuple[Any, Rotation | None]:
-    """Return Q or K before its norm and rotation, and these; (value, None) without them, or if they have another form.
+    """Return (Q or K before its norm and rotation, the rotation); (value, None) if no such form is found.
 
-    across: the value is Kᵀ; what is returned beside a rotation is K.
+    across: the value is Kᵀ; with a rotation, K is returned.
     """
     rows = inputs_of(value)[0] if across and _is_transpose(value, _KEYS_TURNED) else value
     if _splits_heads(rows) or (across and rows is value):
@@ -310,7 +310,7 @@ def _part(value: Any, what: str, *, across: bool = False) -> Part:
     reshape = inputs_of(value)[0] if _is_transpose(value, _KEYS_ACROSS if across else _HEADS_APART) else None
     if reshape is None or kind_of(reshape) != "reshape":
         if change := _change_after_split(value):
-            _refuse(f"its {what} are {change} after the split into heads, which the kernel does not compute")
+            _refuse(f"its {what} are {change} after the split into heads in a form that the kernel does not compute")
         _refuse(f"its {what} come from {kind_of(value)}, expected a Reshape and a Transpose that split into heads")
     apart = shape_of(reshape)
     if apart is None or len(apart) < 3:

@@ -31,6 +31,7 @@ from .openvino_view import (
     bounds_of,
     constant,
     constant_and_other,
+    key_of,
     nodes_of,
     over_last_axis,
     reader_of,
@@ -88,13 +89,15 @@ class Kernels:
     multiplies_int8: bool
     _factory: Any
 
-    def fuse_attention(self, model: Any, *, hint: Arithmetic = "f32") -> int:
-        """Replace the attentions of an OpenVINO model, and the quantisation of their outputs; return their number.
+    def fuse_attention(self, model: Any, *, hint: Arithmetic = "f32") -> tuple[int, str]:
+        """Replace the attentions of an OpenVINO model, and the quantisation of their outputs.
 
+        Returns (their number, this number of how many, with the reason for each other attention, as `summary_of` says).
         hint: the type in which OpenVINO will compute all other operators. With bf16, an attention that is computed in
         bf16 also reads and writes bf16, so that OpenVINO converts nothing before and after it.
         """
         matches = attentions_in(model)
+        summary = summary_of(matches)
         forms = [_form_of(match, self.arithmetic, hint) for match in matches if isinstance(match, MatchedAttention)]
         grids = [_quantised(form.last, through_layout=False) for form in forms]
         if not _quantises_beside(model, sum(len(nodes) for _, nodes in grids)):
@@ -104,14 +107,10 @@ class Kernels:
             attributes = {**form.attributes, "steps": 1 / step if step else 0.0}
             self._put("MaskedAttention", replace(form, attributes=attributes, quantised=quantised), stored)
         model.validate_nodes_and_infer_types()
-        return len(forms)
-
-    def describe_attention(self, model: Any) -> str:
-        """Return how many attentions of a model `fuse_attention` would replace, with the reasons, as `summary_of`."""
-        return summary_of(attentions_in(model))
+        return len(forms), summary
 
     def unused(self, attentions: str) -> str:
-        """Return why the kernels replace no operator of a model.  attentions: the answer of `describe_attention`."""
+        """Return why the kernels replace no operator of a model.  attentions: the summary of `fuse_attention`."""
         return f"our kernel takes no attention of this graph: {attentions}"
 
     def fuse_norms(self, model: Any) -> int:
@@ -153,12 +152,12 @@ class Kernels:
         """computed: a replaced value's node and index → the value of an earlier chain."""
         from openvino import opset13
 
-        inputs = [computed.get(_key(value), value) for value in chain.inputs]
+        inputs = [computed.get(key_of(value), value) for value in chain.inputs]
         constants = [opset13.constant(values) for values in chain.constants]
         fused = self._factory.create("ProductChain", [*inputs, *constants], chain.attributes)
         fused.set_friendly_name(f"{chain.products[0].get_friendly_name()}/ProductChain")
         for number, value in enumerate(chain.values):
-            computed[_key(value)] = fused.output(number)
+            computed[key_of(value)] = fused.output(number)
             value.replace(fused.output(number))
 
     def _put(self, operation: str, form: Form, stored: dict[bytes, Any]) -> None:
@@ -264,12 +263,8 @@ def _tables_of(rotations: tuple[Rotation | None, ...], first: int) -> tuple[list
 
 def _sources(ends: list[tuple[Any, int]]) -> tuple[list[Any], tuple[tuple[int, int], ...]]:
     """Return (the distinct values of (value, column) pairs, the pairs with the value's index instead of the value)."""
-    inputs = {_key(value): value for value, _ in ends}
-    return list(inputs.values()), tuple((list(inputs).index(_key(value)), column) for value, column in ends)
-
-
-def _key(value: Any) -> tuple[str, int]:
-    return value.get_node().get_name(), value.get_index()
+    inputs = {key_of(value): value for value, _ in ends}
+    return list(inputs.values()), tuple((list(inputs).index(key_of(value)), column) for value, column in ends)
 
 
 # ---- find norms and quantised values ------------------------------------------------------------------------------

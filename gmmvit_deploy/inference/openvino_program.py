@@ -61,9 +61,9 @@ class OpenVinoProgram:
         self._hint = hint
         self.threads = threads or cores()
         self.chunk = chunk or CHUNK
-        self.attentions = kernels.describe_attention(self._small) if kernels else ""
-        """How many attentions our kernel replaces, and the reasons for all others; empty without our kernels."""
-        self.fused_attentions = kernels.fuse_attention(self._small, hint=hint) if kernels else 0
+        fused: tuple[int, str] = kernels.fuse_attention(self._small, hint=hint) if kernels else (0, "")
+        self.fused_attentions, self.attentions = fused
+        """How many attentions our kernel replaces; the same with the reasons for all others, "" without our kernels."""
         self._several = self._small.clone()  # for several rows: with a single row, our norms are slower
         self.fused_norms = kernels.fuse_norms(self._several) if kernels else 0
         shared = self._several.clone()

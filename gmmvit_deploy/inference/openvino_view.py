@@ -19,6 +19,14 @@ _KINDS = {
 _MOVE_VALUES = {"Concat", "Gather", "Reshape", "Slice", "Split", "StridedSlice", "Transpose", "VariadicSplit"}
 
 
+Key = tuple[str, int]
+"""What tells the values of a graph apart: name of the node, index of its output."""
+
+
+def key_of(value: Any) -> Key:
+    return value.get_node().get_name(), value.get_index()
+
+
 def nodes_of(model: Any, kind: str) -> list[Any]:
     """kind: OpenVINO's type.  The order is topological."""
     return [node for node in model.get_ordered_ops() if node.get_type_name() == kind]

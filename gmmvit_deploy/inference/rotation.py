@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from .openvino_view import constant, inputs_of, kind_of, order_of, over_last_axis, shape_of
+from .openvino_view import Key, constant, inputs_of, key_of, kind_of, order_of, over_last_axis, shape_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ def rotation_of(value: Any, starts: Callable[[Any], bool]) -> tuple[Any, Rotatio
 
     starts: whether a value is x, the end of the split into heads.
     """
-    leaves: dict[_Key, Any] = {}
+    leaves: dict[Key, Any] = {}
     if not _collect(value, starts, leaves, set()) or len(leaves) != 1:
         return None
     (leaf,) = leaves.values()
@@ -54,16 +54,17 @@ def rotation_of(value: Any, starts: Callable[[Any], bool]) -> tuple[Any, Rotatio
         return None
     epsilon = None
     if normed:
-        attributes = leaf.get_node().get_attributes()
-        if not over_last_axis(leaf.get_node()) or attributes["eps_mode"] != "INSIDE_SQRT":
+        norm, attributes = leaf.get_node(), leaf.get_node().get_attributes()
+        if not (over_last_axis(norm) and attributes["normalize_variance"] and attributes["eps_mode"] == "INSIDE_SQRT"):
             return None
-        epsilon = float(attributes["eps"]) if attributes["normalize_variance"] else None
-        if epsilon is None:
-            return None
-    for halves in (False, True):
-        tables = _tables(lambda probe: _evaluated(value, {_key(leaf): probe}), shape, halves)
-        if tables is not None:
-            return x, Rotation(tables, halves, epsilon)
+        epsilon = float(attributes["eps"])
+    try:
+        for halves in (False, True):
+            tables = _tables(lambda probe: _evaluated(value, {key_of(leaf): probe}), shape, halves)
+            if tables is not None:
+                return x, Rotation(tables, halves, epsilon)
+    except (IndexError, ValueError):  # an operator that states the number of images cannot take the probes
+        pass
     return None
 
 
@@ -86,37 +87,30 @@ def _tables(compute: Callable[[Any], Any], shape: tuple[int, ...], halves: bool)
 # ---- linear operators ----------------------------------------------------------------------------------------------
 
 
-_Key = tuple[str, int]
-
-
-def _key(value: Any) -> _Key:
-    return value.get_node().get_name(), value.get_index()
-
-
-def _collect(value: Any, starts: Callable[[Any], bool], leaves: dict[_Key, Any], seen: set[_Key]) -> bool:
+def _collect(value: Any, starts: Callable[[Any], bool], leaves: dict[Key, Any], seen: set[Key]) -> bool:
     """Add the values from which linear operators compute ``value``.  False: two computed values are multiplied."""
-    if constant(value) is not None or _key(value) in seen:
+    if constant(value) is not None or key_of(value) in seen:
         return True
-    seen.add(_key(value))
+    seen.add(key_of(value))
     if starts(value) or value.get_node().get_type_name() not in _LINEAR:
-        leaves[_key(value)] = value
+        leaves[key_of(value)] = value
         return True
     if kind_of(value) == "multiplication" and all(constant(operand) is None for operand in inputs_of(value)):
         return False
     return all(_collect(operand, starts, leaves, seen) for operand in inputs_of(value))
 
 
-def _evaluated(value: Any, known: dict[_Key, Any]) -> Any:
+def _evaluated(value: Any, known: dict[Key, Any]) -> Any:
     """Compute ``value`` in float64.  known: values that are given or computed already."""
-    if _key(value) not in known:
+    if key_of(value) not in known:
         stored = constant(value)
         if stored is not None:
-            known[_key(value)] = stored.astype(np.float64) if stored.dtype.kind == "f" else stored
+            known[key_of(value)] = stored.astype(np.float64) if stored.dtype.kind == "f" else stored
         else:
             node = value.get_node()
             result = _LINEAR[node.get_type_name()](node, *(_evaluated(operand, known) for operand in inputs_of(value)))
-            known[_key(value)] = result[value.get_index()] if isinstance(result, list) else result
-    return known[_key(value)]
+            known[key_of(value)] = result[value.get_index()] if isinstance(result, list) else result
+    return known[key_of(value)]
 
 
 def _slice(node: Any, x: Any, start: Any, stop: Any, step: Any, axes: Any = None) -> Any:

@@ -37,7 +37,7 @@ class WrittenManifests:
     """path: the folder.  apply: the folder for ``kubectl apply -k``.  files: relative to the path.
     secrets: name of a Secret that the operator must create → its content.  complete: False if values must be filled in.
     warnings: about the options, and about files that the operator must copy.
-    images: Dockerfile, relative to the path → the server in its image, "" for a job; the first is the one to prefer.
+    images: Dockerfile, relative to the path → the server in its image ("" for a job); the first is recommended.
     sizes: of a pod of the service; None for a job.
     """
 

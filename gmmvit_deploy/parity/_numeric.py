@@ -262,10 +262,11 @@ class NumericCheck(RunnerCheck):
             return []
         inputs = np.concatenate([known.batch.inputs for known in self.run.kept.values()])
         reference, kept, limit, of = self.run.reference, self._kept_logits, self.kept_limit.largest, "logits"
+        labels = self.bundle.manifest.labels
         if not any(numbers.problems() for numbers in self._of_logits):
-            reference, kept, of = reference.of_features(), self._kept_features, "features"
+            reference, kept, of, labels = reference.of_features(), self._kept_features, "features", ()
             limit = max(numbers.limit.largest for numbers in self._of_features)
-        guess = explain(self.bundle, reference, inputs, np.concatenate(kept), limit)
+        guess = explain(self.bundle, reference, inputs, np.concatenate(kept), limit, labels=labels)
         return [f"likely cause: {guess}; with this mistake, PyTorch gives the {of} of the runner"] if guess else []
 
 

@@ -40,11 +40,13 @@ def explain(
     logits: NDArray[Any],
     limit: float,
     *,
+    labels: Sequence[str] = (),
     mistakes: Iterable[tuple[str, NDArray[Any]]] | None = None,
 ) -> str:
     """Return the name of the mistake that explains a runner's logits (B, C) for inputs of the graph (B, …), or "".
 
     limit: the largest absolute difference allowed for a correct runner.
+    labels: the C classes, which may be exchanged; () for features.
     mistakes: the output of `suspects` for these inputs, if already computed; None calls `suspects`.
     """
     trained, _ = reference.logits(inputs)
@@ -52,7 +54,7 @@ def explain(
         return ""
     if _are_halves(logits, trained, limit):
         return "the logits rounded to float16"
-    if exchanged := _exchanged(logits, trained, limit, bundle.manifest.labels):
+    if exchanged := _exchanged(logits, trained, limit, labels):
         return exchanged
     unexplained = float(np.abs(logits - trained).max())
     best, nearest = "", max(limit, _EXPLAINED * unexplained)
@@ -67,10 +69,11 @@ def explain(
 def _exchanged(logits: NDArray[Any], trained: NDArray[Any], limit: float, labels: Sequence[str]) -> str:
     """Return which classes have PyTorch's logits of another class, if those are all that differ; else ""."""
     exchanged = []
-    for index in map(int, np.flatnonzero(np.abs(logits - trained).max(axis=0) > limit)):
+    off = np.abs(logits - trained).max(axis=0)
+    for index in map(int, np.flatnonzero(off > limit)):
         distances = np.abs(trained - logits[:, [index]]).max(axis=0)
         nearest = int(distances.argmin())
-        if distances[nearest] > limit or not labels:
+        if not labels or distances[nearest] > min(limit, _EXPLAINED * off[index]):
             return ""
         exchanged.append(f"the class {labels[index]!r} has the logits of {labels[nearest]!r}")
     return "; ".join(exchanged[:3]) + (f" and {len(exchanged) - 3} more" if len(exchanged) > 3 else "")

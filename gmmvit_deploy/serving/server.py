@@ -50,8 +50,8 @@ class ServerOptions:
     start_timeout_s: until every model is ready.  exit_timeout_s: for requests in flight when the server stops.
     log_path: the file to which the server's log is appended; None writes no file.
     admin_secret: requests to the server's interfaces for logging, trace, shared memory, statistics and the model
-    repository must have this value, of letters, digits, - and _, in the header `ADMIN_HEADER`. None closes these
-    interfaces, except statistics, which are open. Every user of this machine can read the secret in the server's
+    repository must have this value, of letters, digits, - and _, in the header `ADMIN_HEADER`. With None, these
+    interfaces are closed, and statistics are open. Every user of this machine can read the secret in the server's
     command line.
     extra_arguments: more arguments of ``tritonserver``.
     """

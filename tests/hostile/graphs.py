@@ -65,6 +65,15 @@ def _external(location: str) -> Change:
     return change
 
 
+def _external_beside_another(model: onnx.ModelProto) -> None:
+    """The first of two constants with the same name is in another file."""
+    _external("../../secret")(model)
+    outside = next(tensor for tensor in model.graph.initializer if tensor.external_data)
+    model.graph.initializer.add().CopyFrom(
+        onnx.numpy_helper.from_array(np.zeros(outside.dims, np.float32), outside.name)
+    )
+
+
 def _cycle(model: onnx.ModelProto) -> None:
     model.graph.node[0].input[0] = model.graph.node[-1].output[0]
 
@@ -204,6 +213,7 @@ GRAPHS: dict[str, Change] = {
     "graph: logits times 1.01": _scaled(1.01),
     "graph: weights from /etc/passwd": _external("/etc/passwd"),
     "graph: weights outside the folder": _external("../../secret"),
+    "graph: weights outside the folder, under a name given twice": _external_beside_another,
     "graph: weights from a device without end": _external("/dev/zero"),
     "graph: operator of an unknown domain": _computed("logits = org.example.Shell (trained)", domain="org.example"),
     "graph: operator in Python": _computed(

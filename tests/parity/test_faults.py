@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,26 @@ from gmmvit_deploy.inference import preprocess
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import ParityReport
+from gmmvit_deploy.parity.suspects import explain
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from tests.parity import faults
 from tests.parity.faults import Altered, each_matrix, rebuilt
 from tests.random_bundles import random_vit
+
+
+def test_exchanged_classes_are_named_only_if_they_explain_the_difference() -> None:
+    trained = np.random.default_rng(0).standard_normal((6, 1000))
+    reference: Any = SimpleNamespace(logits=lambda inputs: (trained, None))
+    labels = tuple(map(str, range(1000)))
+    exchanged, off = trained[:, [1, 0, *range(2, 1000)]], trained + (np.arange(1000) == 7)
+
+    def cause(logits: np.ndarray, limit: float, labels: tuple[str, ...]) -> str:
+        return explain(bundle, reference, np.zeros(6), logits, limit, labels=labels, mistakes=())
+
+    bundle: Any = None
+    assert cause(exchanged, 0.01, labels) == "the class '0' has the logits of '1'; the class '1' has the logits of '0'"
+    assert cause(exchanged, 0.01, ()) == ""  # features have no classes
+    assert cause(off, 0.95, labels) == ""  # among 1,000 classes, another lies within a wide limit by chance
 
 
 def failed_checks(report: ParityReport) -> set[str]:

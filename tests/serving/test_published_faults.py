@@ -85,7 +85,7 @@ def test_nobody_registers_memory_of_the_server_through_the_gateway(service: Serv
             assert stub.code("SystemSharedMemoryRegister", message)[0] == code
     with Stub(service.grpc_url) as stub:
         pixels = np.zeros((1, 32, 32, 3), np.uint8)
-        assert "r" in stub.code("ModelInfer", with_region(grpc_request("pixels", pixels)))[1]
+        assert "shared memory region" in stub.code("ModelInfer", with_region(grpc_request("pixels", pixels)))[1]
         assert stub.call("ModelInfer", grpc_request("pixels", pixels))[0].outputs[0].name == "logits"
 
 

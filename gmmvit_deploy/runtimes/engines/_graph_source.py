@@ -66,8 +66,12 @@ def source_from_onnx(path: Path) -> GraphSource:
         raise InputError(f"{path}: not an ONNX model: {first[0] if first else exc}") from exc
     if not len(model.graph):
         raise InputError(f"{path}: not an ONNX model: it has no nodes")
+    for name, value in model.graph.initializers.items():
+        weights = value.const_value
+        if isinstance(weights, ir.ExternalTensor) and not Path(weights.path).is_file():
+            raise InputError(f"{path}: the tensor {name!r} is in the file {weights.path}, which does not exist")
     for number, node in enumerate(model.graph):
-        node.name = node.name or f"{node.op_type}_{number}"  # roles are found by names, which ONNX does not require
+        node.name = node.name or f"{node.op_type}_{number}"  # messages name nodes; ONNX requires no names
     tensor, shape, dtype = _input(path, model.graph)
     attentions = attentions_of(model.graph)
     unknown = unknown_operators(model.graph)

@@ -48,5 +48,5 @@ def triton_in_words(version: str) -> str:
     name = f"Triton {version}" + (f" (release {release})" if release else "")
     numbers, oldest = (re.findall(r"\d+", text)[:3] for text in (version, RELEASES[OLDEST_WITHOUT_FAULTS][0]))
     if [*map(int, numbers)] < [*map(int, oldest)]:
-        return f"{name} has published faults; {OLDEST_WITHOUT_FAULTS} is the oldest release without"
+        return f"{name} has published faults; {OLDEST_WITHOUT_FAULTS} is the oldest release without any"
     return f"{name} has no fault that NVIDIA published up to {LAST_BULLETIN}"

@@ -187,7 +187,7 @@ typedef struct {
     int bytes;
 } Rows;
 
-/* Some rows of a head from `first` on, of `all`, rotated into `to` if they are to be. */
+/* Rows `first` to `first + count` of the `all` rows of a head. If Q or K is rotated, they are rotated into `to`. */
 static Rows rotated(const MaskedAttention *of, const Rotation *by, Rows rows, int head, int first, int count, int all,
                     float *to, float *x) {
     if (!by->tables) return rows;

@@ -67,7 +67,7 @@ def kernels_for_graph(path: Path, precision: Precision) -> tuple[Kernels | None,
         model = read_graph(path)
     except RuntimeError as exc:  # the caller gets the same error when OpenVINO compiles the graph
         return None, f"{path.name}: OpenVINO {openvino.__version__} cannot read this graph: {exc}"
-    attentions = kernels.describe_attention(model)
-    if kernels.fuse_attention(model) + kernels.fuse_norms(model):
+    fused, attentions = kernels.fuse_attention(model)
+    if fused + kernels.fuse_norms(model):
         return kernels, why
     return None, kernels.unused(attentions)

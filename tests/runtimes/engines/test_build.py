@@ -278,6 +278,15 @@ class TestRefused:
         with pytest.raises(InputError, match=message):
             engine_from_onnx(tmp_path / "m.onnx", ADA, rtx, out=tmp_path / "e")
 
+    def test_a_graph_whose_file_of_weights_is_missing(
+        self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path
+    ) -> None:
+        model = ir.load(precise_bundle.path / "graphs/fp16.onnx")
+        ir.save(model, tmp_path / "m.onnx", external_data="m.data")
+        (tmp_path / "m.data").unlink()
+        with pytest.raises(InputError, match=r"m\.data, which does not exist"):
+            engine_from_onnx(tmp_path / "m.onnx", ADA, rtx, out=tmp_path / "e")
+
     def test_a_graph_that_the_parser_refuses(self, precise_bundle: Bundle, rtx: Flavor, tmp_path: Path) -> None:
         model = ir.load(precise_bundle.path / "graphs/fp16.onnx")
         next(node for node in model.graph if node.op_type == "Softmax").op_type = "Sofmax"

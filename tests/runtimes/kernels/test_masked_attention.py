@@ -108,7 +108,8 @@ def rotated(x: Any, steps: str) -> Any:
     patches = cut(x, 1, end, 1, 2)
     if "pairs" in steps:
         parts = [ops.negative(cut(patches, 1, end, 2, 3)), cut(patches, 0, end, 2, 3)]
-        partner = ops.reshape(ops.concat([ops.unsqueeze(part, [-1]) for part in parts], -1), [-1, 2, 19, 16], False)
+        images = 3 if "of three images" in steps else -1
+        partner = ops.reshape(ops.concat([ops.unsqueeze(part, [-1]) for part in parts], -1), [images, 2, 19, 16], False)
     elif "halves" in steps:
         partner = ops.concat([ops.negative(cut(patches, 8, 16, 1, 3)), cut(patches, 0, 8, 1, 3)], -1)
     else:  # columns in the opposite order: no rotation
@@ -149,6 +150,7 @@ def rotated(x: Any, steps: str) -> Any:
         ({"rotated": "normed, pairs", "quantised": [0.02]}, 1),
         ({"rotated": "normed, halves", "mask": (), "bias": (2, 20, 20)}, 1),
         ({"rotated": "reversed"}, 0),
+        ({"rotated": "pairs of three images"}, 0),
         ({"axis": 2}, 0),
         ({"weights_are_used": True}, 0),
     ],
@@ -156,7 +158,7 @@ def rotated(x: Any, steps: str) -> Any:
 )
 def test_only_masked_attention_is_replaced(other: dict[str, Any], replaced: int) -> None:
     plain, model = graph(**other), graph(**other)
-    assert loaded("f32").fuse_attention(model) == replaced
+    assert loaded("f32").fuse_attention(model)[0] == replaced
     kinds = [node.get_type_name() for node in model.get_ordered_ops()]
     assert kinds.count("MaskedAttention") == replaced
     assert kinds.count("FakeQuantize") == (1 if "quantised" in other else 0)
@@ -184,7 +186,7 @@ def test_with_the_hint_bf16_nothing_is_converted_around_the_attention(quantised:
         form["quantised"] = (*quantised, *quantised)  # the second keeps OpenVINO's products in int8
     models = {hint: graph(**form) for hint in ("f32", "bf16")}
     for hint, model in models.items():
-        assert kernels.fuse_attention(model, hint=hint) == 1  # type: ignore[arg-type]
+        assert kernels.fuse_attention(model, hint=hint)[0] == 1  # type: ignore[arg-type]
         (fused,) = [node for node in model.get_ordered_ops() if node.get_type_name() == "MaskedAttention"]
         assert fused.get_input_element_type(0).get_type_name() == hint
         assert fused.get_output_element_type(0).get_type_name() == ("i8" if quantised else hint)
@@ -202,7 +204,7 @@ def test_a_mask_beyond_float16_is_kept_in_float32() -> None:
     kernels = loaded("bf16")
     for times, arithmetic in ((1, BF16), (2e4, F32)):
         model = graph(times=times)
-        assert kernels.fuse_attention(model) == 1
+        assert kernels.fuse_attention(model)[0] == 1
         (fused,) = [node for node in model.get_ordered_ops() if node.get_type_name() == "MaskedAttention"]
         assert fused.get_attributes()["arithmetic"] == arithmetic
     batch = np.random.default_rng(2).standard_normal((3, 20, 96), dtype=np.float32) / 100
