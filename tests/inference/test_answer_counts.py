@@ -14,8 +14,11 @@ def test_a_single_label_image_counts_once_in_each_kind() -> None:
     counts = count_answers(np.concatenate([logits, broken]), LabelSet(labels=("hen", "hen")))
     assert counts == {
         **{("probability", bucket): 1 for bucket in ("0.95-0.99", "0.6-0.8", "0.4-0.6")},
-        **{("margin", "3-4"): 1, ("margin", "0.5-1"): 1, ("margin", "0-0.5"): 1},
-        **{("class", "hen (0)"): 2, ("class", "hen (1)"): 1},
+        ("margin", "3-4"): 1,
+        ("margin", "0.5-1"): 1,
+        ("margin", "0-0.5"): 1,
+        ("class", "hen (0)"): 2,
+        ("class", "hen (1)"): 1,
     }
     assert {kind: sum(buckets.values()) for kind, buckets in sureness(counts).items()} == {
         "probability": 3,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import httpx
 import numpy as np
@@ -12,6 +17,7 @@ import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.inference.answer_counts import count_answers
+from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.serving._metric_text import samples_in
 from gmmvit_deploy.serving.front.options import FrontOptions
@@ -88,3 +94,34 @@ def test_the_page_shows_them_beside_the_shares_of_the_judging_images(counting: T
         assert "Judging images" in page.locator("#counted thead").first.inner_text()
         row = page.locator("#counted tbody tr", has_text="0.9-0.95").inner_text()
         assert row.split()[-2:] == ["40.0", "%"]
+
+
+class Family:
+    """In place of Triton's: keeps the values of its metrics by bucket."""
+
+    COUNTER, GAUGE = "counter", "gauge"
+    of_classes: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self, **_: str) -> None:
+        """Take name, description and kind."""
+
+    def Metric(self, labels: dict[str, str]) -> SimpleNamespace:
+        def increment(number: int) -> None:
+            if labels["kind"] == "class":
+                self.of_classes[labels["bucket"]] += number
+
+        return SimpleNamespace(increment=increment)
+
+
+def test_at_most_100_classes_have_a_series_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", SimpleNamespace(MetricFamily=Family))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    model = runpy.run_path(str(Path(__file__).parents[2] / "model_repository" / "gmmvit_network" / "1" / "model.py"))
+    labels = LabelSet(labels=tuple(map(str, range(150))))
+    answers = model["_Answers"]("shop", labels, {}, {"model_warmup": [{"batch_size": 2, "count": 0}]})
+    logits = np.eye(150, dtype=np.float32)
+    for images in (logits[:102], logits[100:], logits[:1]):  # the first two are the warm-up
+        answers.count(images)
+    answers.close()
+    own = {str(index): 1 for index in range(2, 102)}
+    assert Family.of_classes == {**own, "100": 2, "101": 2, "(other classes)": 48 + 1}
