@@ -13,6 +13,8 @@ from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 from gmmvit_deploy.runtimes.runners.open import graph_of
 
+ANSWERS = {"probability": {"0.2-0.4": 300, "0.9-0.95": 200}, "margin": {"0-0.5": 500}}
+
 
 def chosen_bundle(
     bundle: Bundle,
@@ -40,7 +42,9 @@ def chosen_bundle(
         batch=1,
         base=RunnerName("onnxruntime"),
         gate=Gate(keep_decisions=0.5),
-        images=JudgedImages(source="folder:val", count=500, sha256="ab", labelled=False, copies=0, batches=(1, 16)),
+        images=JudgedImages(
+            source="folder:val", count=500, sha256="ab", labelled=False, copies=0, batches=(1, 16), answers=ANSWERS
+        ),
         candidates=(Candidate(runner=RunnerName("openvino", "int8"), passed=False, reason="slower"), *candidates),
         versions=runtime_versions() | (versions or {}),
         made_at="2030-01-31T00:00:00+00:00",

@@ -26,6 +26,8 @@ from gmmvit_deploy.precision_names import precision_from
 
 CHOICES_FILE = "runners.json"
 _FORMAT = 1
+_ENOUGH = 100
+"""Shares of fewer images differ from those of others by chance: docs/pages/operate.md, GmmvitAnswersDiffer."""
 Goal = Literal["latency", "throughput"]
 
 
@@ -48,6 +50,7 @@ class JudgedImages:
     source: as typed.  count: the number of distinct images.  sha256: of all images.  labelled: True if their labels
     judged.  copies: the number of images with the pixels of another, which were left out.
     batches: the sizes of the batches at each of which a candidate was judged.
+    answers: how sure PyTorch's answers in float32 are (`inference.answer_counts.sureness`), which no choice depends on.
     """
 
     source: str
@@ -56,6 +59,7 @@ class JudgedImages:
     labelled: bool
     copies: int
     batches: tuple[int, ...]
+    answers: Mapping[str, Mapping[str, int]]
 
     def __str__(self) -> str:
         batches = " and ".join(map(str, self.batches))
@@ -180,6 +184,13 @@ def read_choices(bundle: Path) -> tuple[tuple[Choice, ...], str]:
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, InputError) as exc:
         why = str(exc)
     return (), f"{path} is not used, because it cannot be read: {why}; type gmmvit optimize {bundle} to write it again"
+
+
+def recorded_answers(bundle: Path) -> Mapping[str, Mapping[str, int]]:
+    """Return `JudgedImages.answers` of the newest entry with enough images, of any machine; empty if none has."""
+    entries, _ = read_choices(bundle)
+    judged = [(one.made_at, one.images.answers) for one in entries if one.images and one.images.count >= _ENOUGH]
+    return max(judged, key=lambda each: each[0])[1] if judged else {}
 
 
 def write_choice(bundle: Path, choice: Choice) -> Path:

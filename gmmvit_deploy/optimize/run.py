@@ -20,6 +20,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.choices import Choice, JudgedImages, write_choice
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import BundleError, InputError, OutputError
+from gmmvit_deploy.inference.answer_counts import sureness
 from gmmvit_deploy.inference.precision import SPECS, Precision
 from gmmvit_deploy.neighbours import KEEP_NEIGHBOURS
 from gmmvit_deploy.optimize._programs import convert_missing, opened_cascades, opened_programs, refuse_overlap
@@ -112,6 +113,7 @@ def optimize_bundle(
             labelled=gate.accuracy is not None,
             copies=data["copies"],
             batches=tuple(sorted({1, judged})),
+            answers=sureness(report.answers),
         ),
         base=race.base,
     )

@@ -32,11 +32,13 @@ PyTorch computed for the golden inputs at export are the reference of ``numeric`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle, tool_versions
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.inference.answer_counts import AnswerCounts, count_answers
 from gmmvit_deploy.parity._accuracy import AccuracyCheck, accuracy_of
 from gmmvit_deploy.parity._calibration import CalibrationCheck
 from gmmvit_deploy.parity._constants import check_constants
@@ -125,6 +127,7 @@ def _checked(
         for tested in tests:
             tested.add(name, known, real=False)
     stream: ImageStream | None = None
+    answers: AnswerCounts = Counter()
     if reference is not None and options.images is not None:
         stream = ImageStream(
             bundle=bundle,
@@ -136,6 +139,8 @@ def _checked(
         for batch in stream:
             known = known_batch(reference, batch)
             trained.add(batch.labels, known.trained)
+            if bundle.manifest.has_logits:
+                answers += count_answers(known.trained, bundle.manifest.label_set)
             on_progress(Progress(stream.images.name, stream.done, stream.count))
             for tested in tests:
                 tested.add(f"data: {stream.images.name}", known, real=True)
@@ -158,6 +163,7 @@ def _checked(
         checks=of_bundle,
         runners=tuple(map(_report, tests)),
         skipped=tuple(skipped),
+        answers=answers,
     )
 
 

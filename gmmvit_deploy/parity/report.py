@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.counts import counted
 from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
+from gmmvit_deploy.inference.answer_counts import AnswerCounts
 from gmmvit_deploy.inference.precision import QUANTIZED, Precision
 from gmmvit_deploy.inference.runner_name import Form, RunnerName
 from gmmvit_deploy.parity._verdict import Check, Verdict, joined, overall
@@ -78,6 +79,7 @@ class ParityReport:
 
     bundle: the path and the hashes of the bundle, and a description of the model.
     data: the name, number and hash of the real images; None without real images.
+    answers: PyTorch's answers in float32 to the real images.
     checks: those of the bundle itself.  skipped: runners that were left out, each with the reason.
     """
 
@@ -87,6 +89,7 @@ class ParityReport:
     checks: tuple[Check, ...]
     runners: tuple[RunnerReport, ...]
     skipped: tuple[str, ...] = ()
+    answers: AnswerCounts = field(default_factory=Counter)
 
     @property
     def all_checks(self) -> list[tuple[str, Check]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import tempfile
 import threading
 from collections import Counter
@@ -20,6 +21,16 @@ def metric_text(name: str, kind: str, meaning: str, samples: Sequence[tuple[str,
     """Return the lines of a metric.  kind: ``gauge`` or ``counter``.  samples: (labels in braces or "", value)."""
     lines = [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", *(f"{name}{labels} {n}" for labels, n in samples)]
     return "\n".join(lines) + "\n"
+
+
+def samples_in(text: str, name: str) -> list[tuple[dict[str, str], float]]:
+    """Return (labels, value) of each sample of a metric, of which every sample has labels."""
+    samples = []
+    for labels, value in re.findall(rf"^{name}{{(.*)}} (\S+)$", text, re.MULTILINE):
+        pairs = re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels)
+        plain = {label: re.sub(r"\\(.)", lambda escape: escape[1].replace("n", "\n"), words) for label, words in pairs}
+        samples.append((plain, float(value)))
+    return samples
 
 
 def filesystem_metrics(folders: Iterable[Path] = ()) -> str:

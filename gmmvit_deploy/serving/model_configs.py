@@ -23,6 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.bundle.cascades import cascade_file, read_cascade
+from gmmvit_deploy.bundle.choices import recorded_answers
 from gmmvit_deploy.bundle.variants import VariantRecord, record_file, record_of
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
@@ -161,6 +162,8 @@ def _network(bundle: Bundle, options: RepositoryOptions, runner: RunnerName, car
         _state(config, {"intra_op_thread_count": str(options.threads or cores())})
     if options.backend == "python":
         _state(config, {"threads": str(options.threads), "chunk": str(options.chunk)})
+        if answers := recorded_answers(bundle.path):
+            _state(config, {"expected_answers": json.dumps(answers)})
     for batch in sorted({1, config.max_batch_size}):
         sample = config.model_warmup.add(name=f"batch {batch}", batch_size=batch)
         tensor = _input_tensor(bundle)

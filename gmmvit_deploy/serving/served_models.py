@@ -14,6 +14,7 @@ from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, open_bundle
 from gmmvit_deploy.errors import InputError, RepositoryError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.kinds import refuse_checkpoint
+from gmmvit_deploy.inference import PROBE_ID
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.serving.gateway.options import HealthCheck
 from gmmvit_deploy.serving.model_configs import IMAGE_INPUT, answers_labels, model_configs
@@ -185,7 +186,7 @@ def _check_of_ensemble(name: str) -> HealthCheck:
     header = file_header + struct.pack("<IiiHHIIiiII", 40, 1, 1, 1, 24, 0, 4, 0, 0, 0, 0)
     image = (header + bytes(4)).decode("ascii")
     tensor = {"name": IMAGE_INPUT, "shape": [1, 1], "datatype": "BYTES", "data": [image]}
-    body = json.dumps({"inputs": [tensor]}, separators=(",", ":"))
+    body = json.dumps({"id": PROBE_ID, "inputs": [tensor]}, separators=(",", ":"))
     return HealthCheck(path=f"/v2/models/{name}/infer", body=body, headers=(("content-type", "application/json"),))
 
 

@@ -80,6 +80,7 @@ class Replica:
         body_bytes = DEFAULT_BODY_BYTES if gateway is None else gateway.settings.max_body_bytes
         options = FrontOptions(
             triton_url=self.server.grpc_url,
+            metrics_url=self.server.metrics_url,
             model=model,
             max_body_bytes=body_bytes,
             max_buffered_bytes=max(DEFAULT_BUFFERED_BYTES, body_bytes),

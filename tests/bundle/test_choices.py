@@ -29,7 +29,15 @@ CHOICE = Choice(
     batch=1,
     base=RunnerName("onnxruntime"),
     gate=Gate(accuracy=0.99),
-    images=JudgedImages(source="folder:val", count=500, sha256="ab", labelled=True, copies=0, batches=(1, 16)),
+    images=JudgedImages(
+        source="folder:val",
+        count=500,
+        sha256="ab",
+        labelled=True,
+        copies=0,
+        batches=(1, 16),
+        answers={"margin": {"0-0.5": 500}},
+    ),
     candidates=(
         Candidate(
             runner=RunnerName.parse("openvino+kernels:int8-static"),

@@ -106,6 +106,7 @@ def test_the_choice_is_written_beside_the_proven_files(
     assert best.judged.low <= best.judged.value <= best.judged.high
     assert (choice.gate.kind, choice.gate.min_share) == ("accuracy ratio", 0.5)
     assert choice.images.count == 500  # evenly spread over the 520
+    assert [sum(buckets.values()) for buckets in choice.images.answers.values()] == [500, 500]
     slow = of(choice, "onnxruntime:fp16")
     assert not slow.passed
     assert slow.reason.startswith("slower than ")
@@ -362,7 +363,9 @@ def test_what_only_lacks_images_is_named_with_the_command(bundle: Bundle) -> Non
         shares: Any = {"judged": judgement.judged, "kept": judgement.kept, "lacks_images": judgement.lacks_images}
         shares["speed"] = Measured(value=speed, low=speed - 0.1, high=speed + 0.1)
         candidates.append(Candidate(runner=RunnerName.parse(name), passed=False, **shares))
-    images = JudgedImages(source="folder:my val", count=100, sha256="ab", labelled=True, copies=0, batches=(1, 16))
+    images = JudgedImages(
+        source="folder:my val", count=100, sha256="ab", labelled=True, copies=0, batches=(1, 16), answers={}
+    )
     measured: Any = {"goal": "throughput", "batch": 16, "base": base, "gate": gate, "images": images}
     machine: Any = {"machine": Machine(cpu="a", cores=2), "versions": {}, "made_at": ""}
     choice = Choice(candidates=tuple(candidates), **measured, **machine)

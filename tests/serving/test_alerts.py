@@ -64,6 +64,18 @@ def _expiry(days: float) -> dict[str, str]:
     return {_counter("gateway_certificate_expiry_seconds"): f"{_AT_S + days * _DAY_S:.0f}x30"}
 
 
+def _answers(*, sure: int, unsure: int, expected: tuple[float, ...]) -> dict[str, str]:
+    """Answers a minute in two buckets, in as many classes, and the shares that are expected of the buckets."""
+    model, buckets = f'{_JOB},model="shop"', ("0.99-1", "0.6-0.8")
+    series = {}
+    for kind, names in (("probability", buckets), ("class", ("cat", "dog"))):
+        for bucket, count in zip(names, (sure, unsure), strict=True):
+            series[f'gmmvit_answers_total{{{model},kind="{kind}",bucket="{bucket}"}}'] = f"0+{count}x200"
+    for bucket, share in zip(buckets, expected, strict=False):
+        series[f'gmmvit_expected_answers_ratio{{{model},kind="probability",bucket="{bucket}"}}'] = f"{share}x200"
+    return series
+
+
 # Alert → (metrics as promtool writes them, a sample each minute; whether the alert fires after 20 minutes).
 CASES: dict[str, list[tuple[dict[str, str], bool]]] = {
     "GmmvitUnreachable": [
@@ -122,6 +134,13 @@ CASES: dict[str, list[tuple[dict[str, str], bool]]] = {
         ({_HTTP: "0+600x30", _HTTP_4XX: "0+60x30", _GRPC_REFUSED: "0x30"}, False),
         ({_HTTP: "0+600x30", _HTTP_4XX: "0x30", _GRPC_REFUSED: "0x30", _HEALTH: "0+600x30"}, False),
     ],
+    "GmmvitAnswersDiffer": [
+        (_answers(sure=15, unsure=15, expected=(0.9, 0.1)), True),
+        (_answers(sure=27, unsure=3, expected=(0.9, 0.1)), False),
+        (_answers(sure=25, unsure=5, expected=(0.9, 0.1)), False),  # by chance
+        (_answers(sure=2, unsure=1, expected=(0.9, 0.1)), False),  # too few answers
+        (_answers(sure=15, unsure=15, expected=()), False),  # optimize recorded nothing
+    ],
     "GmmvitReloadFailed": [
         ({_counter("gateway_reload_failed"): "0x10 1x20"}, True),
         ({_counter("gateway_reload_failed"): "1x10 0x20"}, False),
@@ -141,7 +160,7 @@ CASES: dict[str, list[tuple[dict[str, str], bool]]] = {
         ({_counter("rollout_running"): "1x40 0x40"}, False),
     ],
 }
-_AT = {"GmmvitRolloutRuns": "75m"}
+_AT = {"GmmvitRolloutRuns": "75m", "GmmvitAnswersDiffer": "150m"}
 
 
 def promtool(*arguments: str | Path) -> str:

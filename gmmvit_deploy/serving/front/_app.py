@@ -15,7 +15,8 @@ A refused request gets ``{"error": …}``, with ``"image"``, the position of the
 is an image; for ``/v1/embeddings`` in the form of OpenAI. docs/pages/clients.md lists the statuses.
 
 Behind a gateway, requests wait in the gateway, and need its secret. Without a gateway, the front listens on loopback,
-admits only this machine (`_only_this_machine`), and also answers ``GET /`` with a page to drop an image on.
+admits only this machine (`_only_this_machine`), and also answers ``GET /`` with a page to drop an image on, and
+``GET /answers`` with the counts that this page shows: those of Triton's metrics.
 
 The front writes no file, and sends no traceback. The images are decoded and checked by Triton's preprocessing model.
 
@@ -25,9 +26,11 @@ options. The secret is not on the command line, which every user of the machine 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
+import http.client
 import io
 import json
 import logging
@@ -50,7 +53,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gmmvit_deploy.inference import DEFERRED
+from gmmvit_deploy.inference.answer_counts import SURENESS
 from gmmvit_deploy.inference.labels import DEFAULT_TOP
+from gmmvit_deploy.serving._local_http import text_from_url
+from gmmvit_deploy.serving._metric_text import samples_in
 from gmmvit_deploy.serving.front._http import LimitedHttp
 from gmmvit_deploy.serving.front._triton import Model, Triton
 from gmmvit_deploy.serving.front._uploads import (
@@ -64,6 +70,7 @@ from gmmvit_deploy.serving.front._uploads import (
     require_json,
 )
 from gmmvit_deploy.serving.front.options import (
+    ANSWERS_PATH,
     BUNDLE_HEADER,
     CLASSIFY_PATH,
     CLASSIFY_PATHS,
@@ -102,8 +109,9 @@ def front_app(options: FrontOptions, secret: str | None) -> ASGIApp:
         *(Route(path, front.embeddings, methods=["POST"]) for path in EMBEDDINGS_PATHS),
         Route(READY_PATH, front.ready, methods=["GET"]),
     ]
+    of_page = [Route("/", front.page, methods=["GET"]), Route(ANSWERS_PATH, front.answers, methods=["GET"])]
     app = Starlette(
-        routes=routes if secret else [*routes, Route("/", front.page, methods=["GET"])],
+        routes=routes if secret else [*routes, *of_page],
         exception_handlers={Refusal: _refused, HTTPException: _not_routed, Exception: _failed},
         lifespan=front.lifespan,
     )
@@ -129,6 +137,25 @@ class _Front:
     async def page(self, request: Request) -> Response:
         await self._model_with("logits", status=404)  # the page shows classes
         return _page()
+
+    async def answers(self, request: Request) -> Response:
+        """Answer kind → [{bucket, answers: a number, expected: a share of the judging images or null}, …]."""
+        try:
+            text = await asyncio.to_thread(text_from_url, self._options.metrics_url)
+        except (OSError, ValueError, http.client.HTTPException) as exc:
+            raise Refusal(503, "the server's metrics are not reachable") from exc
+        model = self._options.model
+        counts, expected = (
+            {(of["kind"], of["bucket"]): value for of, value in samples_in(text, name) if of["model"] == model}
+            for name in ("gmmvit_answers_total", "gmmvit_expected_answers_ratio")
+        )
+        if not counts:
+            raise Refusal(404, "the server counts no answers: only models of the python backend do")
+        answer: dict[str, list[dict[str, Any]]] = {}
+        for kind, bucket in (*SURENESS, *sorted(counts.keys() - {*SURENESS}, key=lambda key: -counts[key])):
+            row = {"bucket": bucket, "answers": counts.get((kind, bucket), 0), "expected": expected.get((kind, bucket))}
+            answer.setdefault(kind, []).append(row)
+        return JSONResponse(answer)
 
     async def classify(self, request: Request) -> Response:
         top, boundary = _top(request), boundary_of(request)

@@ -25,6 +25,8 @@ CLASSIFY_PATHS, EMBED_PATHS, EMBEDDINGS_PATHS = (
 FRONT_PATHS = (*CLASSIFY_PATHS, *EMBED_PATHS, *EMBEDDINGS_PATHS)
 """The paths that the gateway passes to the front."""
 READY_PATH = "/ready"
+ANSWERS_PATH = "/answers"
+"""The path of the counts that the page shows."""
 DEFAULT_CLASSIFY_PORT = 8080
 """The port of ``POST /classify`` without a gateway."""
 DEFAULT_BODY_BYTES = 16 * 2**20
@@ -38,6 +40,7 @@ class FrontOptions:
     """Options of the front.
 
     triton_url: the gRPC address of the Triton server, ``grpc://127.0.0.1:PORT``.
+    metrics_url: the address of its metrics, whose counts of answers the page shows; "" without the counts.
     model: the name of the ensemble.
     max_body_bytes: the maximum size of a body; a larger one gets status 413.
     max_buffered_bytes: the maximum size of all bodies in memory; a further request gets status 503.
@@ -46,6 +49,7 @@ class FrontOptions:
     """
 
     triton_url: str
+    metrics_url: str = ""
     model: str = DEFAULT_MODEL
     max_body_bytes: int = DEFAULT_BODY_BYTES
     max_buffered_bytes: int = DEFAULT_BUFFERED_BYTES

@@ -11,6 +11,8 @@ Triton's dynamic batcher passes several requests at once. The model runs these r
 import json
 import os
 import sys
+import threading
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import triton_python_backend_utils as pb_utils
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gmmvit_inference import PROBE_ID
+from gmmvit_inference.answer_counts import SURENESS, count_answers
 from gmmvit_inference.cascade import Cascade
 from gmmvit_inference.labels import LabelSet
 from gmmvit_inference.precision import SPECS
@@ -30,6 +33,9 @@ _COUNTERS = (
     ("gmmvit_images_total", "Images that a cascade answered"),
     ("gmmvit_deferred_images_total", "Images that a cascade computed again in float32"),
 )
+_CLASSES = 100
+"""The number of classes with a series of their own in the metrics: those that are answered first."""
+_OTHERS = "(other classes)"
 
 
 class TritonPythonModel:
@@ -43,6 +49,7 @@ class TritonPythonModel:
         chunk = int(parameters["chunk"])  # 0 uses the default of the runtime
         runner = RunnerName.parse(parameters["gmmvit_runner"])
         self.counters: list[Any] = []
+        self.answers: _Answers | None = None
 
         def network(name: RunnerName, file: str, limits: str) -> Any:
             graph = str(Path(__file__).with_name(file))
@@ -52,11 +59,14 @@ class TritonPythonModel:
             _require_reference_outputs(loaded.answers, json.loads(parameters[limits]), self.max_batch)
             return loaded.answers
 
+        label_set = LabelSet.from_parameters(parameters)
+        if "logits" in self.outputs:
+            expected = json.loads(parameters.get("expected_answers", "{}"))
+            self.answers = _Answers(args["model_name"].removesuffix("_network"), label_set, expected, config)
         if not runner.cascade:
             self.program = network(runner, "model.onnx", "reference_limits")
             return
         first, second = runner.stages
-        label_set = LabelSet.from_parameters(parameters)
         multi = label_set.task == "multi-label"
         self.program = Cascade(
             network(first, "model.onnx", "reference_limits"),
@@ -67,6 +77,10 @@ class TritonPythonModel:
         # Triton's metrics need their families as long as they live.
         self.families = [_family(name, words) for name, words in _COUNTERS]
         self.counters = [family.Metric(labels={"model": args["model_name"]}) for family in self.families]
+
+    def finalize(self) -> None:
+        if self.answers is not None:
+            self.answers.close()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         batches = [pb_utils.get_input_tensor_by_name(request, self.input).as_numpy() for request in requests]
@@ -102,15 +116,74 @@ class TritonPythonModel:
                 for name, rows in zip(self.outputs, computed, strict=True)
             ]
             answers[i] = pb_utils.InferenceResponse(tensors)
-            if self.counters and requests[i].request_id() != PROBE_ID:
-                images, deferred = self.counters
-                images.increment(end - start)
-                deferred.increment(int(computed[-1][start:end].sum()))
+            if self.answers is not None and requests[i].request_id() != PROBE_ID:
+                self.answers.waiting.append(computed[self.outputs.index("logits")][start:end])
+                if self.counters:
+                    images, deferred = self.counters
+                    images.increment(end - start)
+                    deferred.increment(int(computed[-1][start:end].sum()))
             start = end
 
 
-def _family(name: str, meaning: str) -> Any:
-    return pb_utils.MetricFamily(name=name, description=meaning, kind=pb_utils.MetricFamily.COUNTER)
+class _Answers:
+    """Counts the answers that clients got, in Triton's metrics.
+
+    A request only leaves its logits in ``waiting``. A thread counts all of them each second, because each change of a
+    metric is a message to another process.
+    """
+
+    def __init__(
+        self, model: str, label_set: LabelSet, expected: dict[str, dict[str, int]], config: dict[str, Any]
+    ) -> None:
+        """expected: kind → bucket → number of the images on which ``gmmvit optimize`` judged."""
+        self.model, self.label_set = model, label_set
+        # Triton itself sends these before it is ready.
+        self.warm_up = sum(sample["batch_size"] * max(1, sample["count"]) for sample in config["model_warmup"])
+        self.family = _family("gmmvit_answers_total", "Images answered, each counted once for each kind")
+        self.metrics = {key: self.metric(self.family, *key) for key in SURENESS}
+        about = "The share of the images on which gmmvit optimize judged"
+        self.expected_family = _family("gmmvit_expected_answers_ratio", about, "GAUGE")
+        self.expected = {}
+        for kind, counts in expected.items():
+            for bucket, count in counts.items():
+                self.expected[kind, bucket] = self.metric(self.expected_family, kind, bucket)
+                self.expected[kind, bucket].set(count / sum(counts.values()))
+        self.waiting: deque[Any] = deque()
+        self.closing = threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def metric(self, family: Any, kind: str, bucket: str) -> Any:
+        return family.Metric(labels={"model": self.model, "kind": kind, "bucket": bucket})
+
+    def run(self) -> None:
+        while not self.closing.wait(1.0):
+            waiting = [self.waiting.popleft() for _ in range(len(self.waiting))]
+            try:
+                if waiting:
+                    self.count(np.concatenate(waiting))
+            except Exception as exc:  # the thread must live, so that nothing collects in ``waiting``
+                pb_utils.Logger.log_error(f"answers of a second are not counted: {type(exc).__name__}: {exc}")
+
+    def count(self, logits: Any) -> None:
+        skipped = min(self.warm_up, len(logits))
+        self.warm_up -= skipped
+        for (kind, bucket), number in count_answers(logits[skipped:], self.label_set).items():
+            if (kind, bucket) not in self.metrics and len(self.metrics) >= len(SURENESS) + _CLASSES:
+                bucket = _OTHERS
+            if (kind, bucket) not in self.metrics:
+                self.metrics[kind, bucket] = self.metric(self.family, kind, bucket)
+            self.metrics[kind, bucket].increment(number)
+
+    def close(self) -> None:
+        self.closing.set()
+        self.thread.join()
+
+
+def _family(name: str, meaning: str, kind: str = "COUNTER") -> Any:
+    """Return a family of metrics, which must live as long as they do."""
+    families = pb_utils.MetricFamily
+    return families(name=name, description=meaning, kind=getattr(families, kind))
 
 
 def _onnxruntime(graph: str, threads: int, chunk: int) -> Any:
