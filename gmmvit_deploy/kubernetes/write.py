@@ -75,7 +75,7 @@ def manifests_from_bundle(
         options=options,
         sizes=sizes,
         bundle=models.bundle,
-        probed=models.ensemble or models.names[0],
+        probed=models.networks[0].name,
         alert_groups=ALERTS.read_text(encoding="utf-8").partition("\ngroups:\n")[2],
     )
     name = options.name
