@@ -63,6 +63,9 @@ def manifests_from_bundle(
     OutputError when ``out`` exists and ``force`` is False.
     """
     models = read_models(path, name=options.model_name)
+    if len(models.networks) > 1:
+        message = f"{path}: manifests serve one bundle, got {len(models.networks)} networks"
+        raise InputError(message, hint="type gmmvit manifests for each bundle")
     options = replace(options, gpus=max(options.gpus, int(models.on_gpu)))
     sizes = unknown_sizes(options.max_body_bytes, _runtime(models))
     if tuned is not None:
