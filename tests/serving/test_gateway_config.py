@@ -88,6 +88,8 @@ class TestKeys:
         [
             ("web", r"keys\.txt:2: expected NAME KEY, got a line of 1 word\n"),
             (f"web {KEY} more", "a line of 3 words"),
+            (f"web {KEY} models=cats,a.b", "expected only letters, digits, - and _, got 'a.b'"),
+            (f"web {KEY} models=", "expected only letters, digits, - and _, got ''"),
             (f"the/web {KEY}", "expected a name of 1 to 64"),
             ("web short", "expected a key of 16 to 512 .*, got 5 characters"),
             (f"web {KEY}!", "expected a key"),

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc
+import tritonclient.utils
 
 from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE, MANIFEST_FILE, Bundle
 from gmmvit_deploy.checkpoints.loading import released_state_dict
@@ -32,7 +33,7 @@ from tests.conftest import cifar_options, once
 from tests.haproxy import needs_haproxy
 from tests.inference.test_preprocess import encoded, photo
 from tests.serving.commands import Serve, metric_values
-from tests.serving.gateways import BEARER, key_file
+from tests.serving.gateways import BEARER, KEY, OTHER_KEY, key_file
 from tests.serving.test_page import shown, visit
 
 IMAGES = [encoded(photo(40, 30, seed=seed), "PNG") for seed in range(2)]
@@ -171,7 +172,8 @@ class TestWithoutGateway:
 @pytest.mark.integration
 @pytest.mark.nightly
 def test_behind_a_gateway(bundle: Bundle, small: Bundle, tmp_path: Path) -> None:
-    repository, keys = tmp_path / "models", key_file(tmp_path)
+    repository = tmp_path / "models"
+    keys = key_file(tmp_path, f"tester {KEY}", f"shop {OTHER_KEY} models=shop,shoes")
     written = gmmvit_here("repository", f"shop={bundle.path}", f"animals={small.path}", "-o", repository, "--json")
     assert written.status == 0, written.err
     assert json.loads(written.out)["runners"].keys() == {"shop", "animals"}
@@ -182,12 +184,33 @@ def test_behind_a_gateway(bundle: Bundle, small: Bundle, tmp_path: Path) -> None
         assert asked(where["http"], "/classify/shop").status_code == 401
         for path in ("/classify/dogs", "/classify", "/classify/shop/more"):
             assert asked(where["http"], path, headers=BEARER).status_code == 404
+        only_shop = {"Authorization": f"Bearer {OTHER_KEY}"}
+        require_right_answers(where["http"], {"shop": bundle}, only_shop)
+        for path in ("/classify/animals", "/v2/models/animals/infer", "/v2/models/animals_network/infer"):
+            assert asked(where["http"], path, headers=only_shop).status_code == 403, path
+        for path in ("/v2/models/animals/config", "/v1/embeddings", "/v2"):
+            assert httpx.get(f"{where['http']}{path}", headers=only_shop, trust_env=False).status_code != 200, path
+        client = httpx.get(f"{where['http']}/v2/models/shop/config", headers=only_shop, trust_env=False)
+        assert client.status_code == 200
+        assert httpx.get(where["metrics"], headers=only_shop, trust_env=False).status_code == 403
+        for name, key, status in (("shop", OTHER_KEY, "PERMISSION_DENIED"), ("shop", KEY, "OK")):
+            assert grpc_ready(where["grpc"], name, key) == status
         ready = httpx.get(f"{where['http']}/v2/health/ready", trust_env=False)
         assert ready.status_code == 200
         running.process.terminate()
         running.end()
     models = [json.loads(line)["model"] for line in log.read_text().splitlines() if '"status":200' in line]
     assert models[:2] == ["shop", "animals"]
+
+
+def grpc_ready(url: str, model: str, key: str) -> str:
+    """Ask over gRPC whether a model is ready; return the status."""
+    client = tritonclient.grpc.InferenceServerClient(url.removeprefix("grpc://"))
+    try:
+        assert client.is_model_ready(model, headers={"authorization": f"Bearer {key}"})
+    except tritonclient.utils.InferenceServerException as exc:
+        return str(exc.status()).removeprefix("StatusCode.")
+    return "OK"
 
 
 @pytest.mark.integration
@@ -227,8 +250,11 @@ class TestNames:
 
 
 @pytest.mark.integration
-def test_each_network_is_checked(bundle: Bundle, small: Bundle, tmp_path: Path) -> None:
+def test_of_a_repository_each_network_is_checked(bundle: Bundle, small: Bundle, tmp_path: Path) -> None:
     assert gmmvit_here("repository", f"a={bundle.path}", f"b={small.path}", "-o", tmp_path / "models").status == 0
     models = read_models(tmp_path / "models")
     assert [check.path for check in models.health] == ["/v2/models/a/infer", "/v2/models/b/infer"]
+    image = ("--image", f"I@sha256:{'0' * 64}", "--model-uri", "pvc://claim")
+    answer = gmmvit_here("manifests", tmp_path / "models", *image, "-o", tmp_path / "kubernetes")
+    assert "manifests serve one bundle, got 2 networks" in answer.err
     assert (models.bundle, [network.bundle for network in models.networks]) == ("", [bundle.sha256, small.sha256])
