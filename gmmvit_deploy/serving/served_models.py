@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -68,13 +68,13 @@ class ServedModels:
 
     @property
     def bundle(self) -> str:
-        """The SHA-256 of the bundle of the only network; "" for several networks."""
-        return self.networks[0].bundle if len(self.networks) == 1 else ""
+        """The SHA-256 of the bundle of all networks; "" if they differ."""
+        return _common(network.bundle for network in self.networks)
 
     @property
     def runner(self) -> str:
-        """The runner of the only network; "" for several networks."""
-        return self.networks[0].runner if len(self.networks) == 1 else ""
+        """The runner of all networks; "" if they differ."""
+        return _common(network.runner for network in self.networks)
 
     @property
     def health(self) -> tuple[HealthCheck, ...]:
@@ -132,6 +132,23 @@ def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
             "repository BUNDLE to write a repository",
         )
     return _served(configs)
+
+
+def _common(values: Iterable[str]) -> str:
+    different = set(values)
+    return different.pop() if len(different) == 1 else ""
+
+
+def read_models_of_a_bundle(path: Path, *, name: str = "gmmvit") -> ServedModels:
+    """Return `read_models`, for what states a single bundle.  Errors: also InputError for networks of several."""
+    models = read_models(path, name=name)
+    if len({network.bundle for network in models.networks}) > 1:
+        names = ", ".join(network.name for network in models.networks)
+        raise InputError(
+            f"{path}: expected a repository of a single bundle, got the networks {names}",
+            hint="type gmmvit repository BUNDLE -o REPOSITORY for each bundle",
+        )
+    return models
 
 
 def _served(configs: Sequence[Any]) -> ServedModels:

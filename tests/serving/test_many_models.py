@@ -256,5 +256,6 @@ def test_of_a_repository_each_network_is_checked(bundle: Bundle, small: Bundle, 
     assert [check.path for check in models.health] == ["/v2/models/a/infer", "/v2/models/b/infer"]
     image = ("--image", f"I@sha256:{'0' * 64}", "--model-uri", "pvc://claim")
     answer = gmmvit_here("manifests", tmp_path / "models", *image, "-o", tmp_path / "kubernetes")
-    assert "manifests serve one bundle, got 2 networks" in answer.err
+    assert "expected a repository of a single bundle, got the networks a, b" in answer.err
+    assert gmmvit_here("pack", tmp_path / "models", "-o", tmp_path / "image").err == answer.err
     assert (models.bundle, [network.bundle for network in models.networks]) == ("", [bundle.sha256, small.sha256])
