@@ -45,7 +45,8 @@ def open_served(
     if len(paths) > 1:
         bundles = {}
         for name, path in paths.items():
-            with or_left_out(name, leave_out if path.exists() else None):  # a typing mistake is no broken bundle
+            is_bundle = (path / MANIFEST_FILE).is_file()
+            with or_left_out(name, leave_out if is_bundle else None):  # a mistake in a path is no broken bundle
                 bundles[name] = open_bundle(path)
         if not bundles:
             raise BundleError("all bundles are broken", hint="type gmmvit export CHECKPOINT -o BUNDLE for each")
@@ -162,8 +163,9 @@ class BundleServers:
         repository.mkdir()
         if len(bundles) == 1:
             leave_out = None
+        asked = self.runner is not None or self.request_pixels is not None  # what does not go with it is a mistake
         for served, bundle in bundles.items():
-            with or_left_out(served, leave_out):
+            with or_left_out(served, None if asked else leave_out):
                 options = RepositoryOptions(name=served, request_pixels=pixels)
                 options, notes = options_for_server(bundle, options, self.install, self.runner)
                 written[served] = add_to_repository(bundle, repository, options, on_progress=on_progress)

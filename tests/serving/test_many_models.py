@@ -221,6 +221,8 @@ def test_strict_makes_a_broken_bundle_an_error(small: Bundle, tmp_path: Path) ->
     assert f"Error: {damaged}" in answer.err
     answer = gmmvit_here("serve", small.path, tmp_path / "typing-mistake")
     assert (answer.status, "does not exist" in answer.err) == (1, True)
+    answer = gmmvit_here("serve", small.path, tmp_path)
+    assert (answer.status, "has no manifest.json" in answer.err) == (1, True)
     answer = gmmvit_here("serve", small.path, damaged, "--state", tmp_path / "state", "--gateway", "--keys", damaged)
     assert "--state serves one bundle, as gmmvit" in answer.err
 
