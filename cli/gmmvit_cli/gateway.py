@@ -27,7 +27,8 @@ LISTEN = GATEWAY.option(
 )
 KEYS = GATEWAY.option(
     "FILE",
-    "Key file with a line NAME KEY for each client, required for a gateway. 'gmmvit serve' reloads a changed file.",
+    "Key file with a line NAME KEY for each client, required for a gateway; models=NAME,NAME at its end opens only "
+    "these models. 'gmmvit serve' reloads a changed file.",
     must_exist=True,
 )
 TLS_CERT = GATEWAY.option("FILE", "PEM file of the certificate and its chain.", must_exist=True)

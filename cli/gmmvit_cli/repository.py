@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -7,6 +8,7 @@ import typer
 from gmmvit_cli.options import (
     AS_JSON,
     CA,
+    DEFAULT_NAME,
     ENGINE_FOLDER,
     FORCE,
     KEY_FILE,
@@ -20,19 +22,26 @@ from gmmvit_cli.options import (
     server_from,
 )
 from gmmvit_cli.output import note, print_json
-from gmmvit_cli.panels import INPUT, Panel, output_option
+from gmmvit_cli.panels import INPUT, Panel, output_option, refusals_of
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_from
 from gmmvit_deploy.serving.names import BACKENDS, DEFAULT_REQUEST_PIXELS, Backend
 
+COLLECTS = True
 EXAMPLE = """gmmvit repository bundle -o model_repository
-gmmvit repository bundle --runner openvino:bf16 --instances 2 --threads 4"""
+gmmvit repository bundle --runner openvino:bf16 --instances 2 --threads 4
+gmmvit repository shop cats=cats_bundle -o models"""
 
 _BACKEND, _BATCHING = Panel("Backend"), Panel("Batching and instances")
 
 
 def repository(
-    bundle: Path = INPUT.argument("BUNDLE", "The bundle to serve."),
+    context: typer.Context,
+    bundles: list[str] = INPUT.argument(
+        "BUNDLE",
+        "The bundle to serve. Several bundles are served under the names of their folders; NAME=BUNDLE states another "
+        "name.",
+    ),
     engine: Path | None = ENGINE_FOLDER,
     backend: Backend | None = _BACKEND.option(
         "NAME",
@@ -76,18 +85,30 @@ def repository(
     and ensembles that answer encoded images, such as JPEG files, with logits or with labels.
     """
     from gmmvit_deploy.bundle.artifacts import open_bundle
+    from gmmvit_deploy.files.writing import new_folder
     from gmmvit_deploy.inference.cores import cores
     from gmmvit_deploy.runtimes.engines.card import open_engine
+    from gmmvit_deploy.serving.named_bundles import named_paths
     from gmmvit_deploy.serving.options import RepositoryOptions
-    from gmmvit_deploy.serving.repository import repository_from_bundle
+    from gmmvit_deploy.serving.repository import Repository, add_to_repository
     from gmmvit_deploy.serving.repository_runner import resolved_options
 
+    refusals = refusals_of(context)
+    paths = {}
+    with refusals.collected():
+        paths = named_paths(bundles, name)
+    several = len(bundles) > 1
+    hint = "type NAME=BUNDLE for another name than that of the folder"
+    refusals.refuse(several and name != DEFAULT_NAME, "--name needs a single bundle", hint=hint)
+    refusals.refuse(
+        several and engine, "--engine needs a single bundle", hint="type a single bundle, or remove --engine"
+    )
+    refusals.raise_all()
     named = None if runner is None else runner_from(runner)
     default: Backend = "onnxruntime" if named is not None and named.name in ON_GPUS else "python"
-    options = RepositoryOptions(
+    settings = RepositoryOptions(
         backend=backend or default,
         runner=named,
-        name=name,
         max_queue_delay_us=max_queue_delay_us,
         instances=instances,
         threads=threads,
@@ -95,34 +116,38 @@ def repository(
         preprocess_threads=preprocess_threads,
         request_pixels=DEFAULT_REQUEST_PIXELS if request_pixels is None else request_pixels,
     )
+    written, notes, told = dict[str, Repository](), list[str](), list[str]()
     with progress("repository") as on_progress:
-        opened = open_bundle(bundle)
-        options, notes = resolved_options(opened, options, ON_CPUS if backend else (*ON_CPUS, *ON_GPUS))
-        written = repository_from_bundle(
-            opened,
-            out,
-            options,
-            engine=open_engine(engine) if engine else None,
-            server=server_from(server_version, server, server_tensorrt, access_from(key_file, ca)),
-            force=force,
-            on_progress=on_progress,
-        )
+        opened = {served: open_bundle(path) for served, path in paths.items()}
+        of_engine = open_engine(engine) if engine else None
+        tensorrt = server_from(server_version, server, server_tensorrt, access_from(key_file, ca))
+        with new_folder(out, force=force) as models:
+            for served, bundle in opened.items():
+                options = replace(settings, name=served)
+                options, said = resolved_options(bundle, options, ON_CPUS if backend else (*ON_CPUS, *ON_GPUS))
+                written[served] = made = add_to_repository(
+                    bundle, models, options, engine=of_engine, server=tensorrt, on_progress=on_progress
+                )
+                own = [*(f"skipped: {reason}" for reason in made.skipped), *said, f"runner: {made.runner}"]
+                if options.backend == "onnxruntime" and threads == 0:
+                    own.append(f"threads: {cores()}, the cores of this machine; for another machine, type --threads N")
+                told += [f"{served}: {line}" if several else line for line in own]
+                notes += said
+    models_of = [model for made in written.values() for model in made.models]
     if as_json:
+        runners = {served: made.runner for served, made in written.items()}
         print_json(
             {
                 "repository": str(out),
-                "models": written.models,
-                "skipped": written.skipped,
-                "runner": written.runner,
+                "models": models_of,
+                "skipped": [reason for made in written.values() for reason in made.skipped],
+                "runner": None if several else next(iter(runners.values())),
+                "runners": runners,
                 "notes": notes,
             }
         )
         return
-    for reason in written.skipped:
-        note(f"skipped: {reason}")
-    for line in (*notes, f"runner: {written.runner}"):
+    for line in told:
         note(line)
-    if options.backend == "onnxruntime" and threads == 0:
-        note(f"threads: {cores()}, the cores of this machine; for a server on another machine, type --threads N")
-    note(f"models: {', '.join(written.models)}")
+    note(f"models: {', '.join(models_of)}")
     typer.echo(out)

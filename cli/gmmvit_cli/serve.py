@@ -21,7 +21,7 @@ from gmmvit_cli.gateway import (
     TLS_KEY,
     gateway_settings,
 )
-from gmmvit_cli.options import AS_JSON, REQUEST_PIXELS, RUNNER_OF_GRAPHS, TRITONSERVER, typed
+from gmmvit_cli.options import AS_JSON, DEFAULT_NAME, REQUEST_PIXELS, RUNNER_OF_GRAPHS, TRITONSERVER, typed
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import INPUT, OUTPUT, TARGET, refusals_of
 from gmmvit_cli.progress import progress
@@ -31,15 +31,17 @@ from gmmvit_deploy.serving.gateway.options import GatewaySettings, require_insec
 
 COLLECTS = True
 EXAMPLE = """gmmvit serve bundle
+gmmvit serve shop cats=cats_bundle fraud
 gmmvit serve model_repository --http-port 0 --grpc-port 0 --log server.log
 gmmvit serve bundle --gateway --keys keys.txt --tls-cert cert.pem"""
 
 
 def serve(
     context: typer.Context,
-    path: Path | None = INPUT.argument(
+    paths: list[str] | None = INPUT.argument(
         "BUNDLE_OR_REPOSITORY",
-        "The bundle or Triton model repository to serve. With --state, only the first start needs a bundle.",
+        "The bundle or Triton model repository to serve. With --state, only the first start needs a bundle. Several "
+        "bundles are served under the names of their folders; NAME=BUNDLE states another name.",
         default=None,
         show_default=False,
     ),
@@ -68,6 +70,9 @@ def serve(
     ),
     runner: str | None = RUNNER_OF_GRAPHS,
     request_pixels: int | None = REQUEST_PIXELS,
+    strict: bool = INPUT.flag(
+        "--strict", "End with an error if one of several bundles is broken. By default, the others are served."
+    ),
     gateway: bool = GATEWAY.flag(
         "--gateway",
         "Run HAProxy in front of the server: keys, TLS, limits, and a queue. Needs --keys. HAProxy then listens "
@@ -108,11 +113,16 @@ def serve(
 
     refusals, served = refusals_of(context), None
     settings = _settings_from(context, refusals)
-    missing = path is None and state is None
+    missing = not paths and state is None
     refusals.refuse(missing, "expected a bundle or a repository to serve", hint="type gmmvit serve BUNDLE")
     with refusals.collected():
-        if path is not None:
-            served = open_served(path, runner=runner, request_pixels=request_pixels)
+        if paths:
+            served = open_served(
+                paths, runner=runner, request_pixels=request_pixels, leave_out=None if strict else _left_out
+            )
+    if state is not None and isinstance(served, dict):
+        hint = "type a single bundle, without a name, or remove --state"
+        refusals.refuse(served.keys() != {DEFAULT_NAME}, f"--state serves one bundle, as {DEFAULT_NAME}", hint=hint)
     refusals.raise_all()
     from gmmvit_deploy.runtimes.engines.releases import triton_in_words
     from gmmvit_deploy.serving.front.options import CLASSIFY_PATH, DEFAULT_CLASSIFY_PORT
@@ -136,6 +146,7 @@ def serve(
         triton = None
         with suppress(ServerError):  # a server that has just died; the supervisor restarts it
             triton = server.version()
+        networks = server.models.networks
         where = {
             "grpc": service.grpc_url,
             "http": service.http_url,
@@ -147,6 +158,7 @@ def serve(
             "gateway_pid": service.gateway.pid if service.gateway else None,
             "bundle": server.models.bundle or None,  # repositories of other tools state neither
             "runner": server.models.runner or None,
+            "models": [{"name": each.name, "bundle": each.bundle, "runner": each.runner} for each in networks],
         }
         if as_json:
             print_json(where)
@@ -156,6 +168,11 @@ def serve(
             if service.classify_url and not gateway:
                 ready += f"  page {service.classify_url.removesuffix(CLASSIFY_PATH)}"
             typer.echo(ready + (f"  {server.models.runner}" if server.models.runner else ""))
+            for each in networks if len(networks) > 1 else ():  # a line for each model
+                offered = {output for output in each.outputs if each.takes_images}
+                of_outputs = {"logits": service.classify_url, "features": service.embed_url}
+                urls = [f"{url}/{each.name}" for output, url in of_outputs.items() if url and output in offered]
+                typer.echo("  ".join([each.name, *urls, each.runner]))
         if triton is not None:
             note(triton_in_words(triton))
 
@@ -172,7 +189,8 @@ def serve(
         if state is not None and settings is not None:
             from gmmvit_deploy.serving.rollout.run import serve_with_state
 
-            serve_with_state(served, state, options, settings, **how)
+            first = next(iter(served.values())) if isinstance(served, dict) else served
+            serve_with_state(first, state, options, settings, **how)
         elif served is not None:
             serve(
                 served,
@@ -180,9 +198,14 @@ def serve(
                 classify_port=DEFAULT_CLASSIFY_PORT if classify_port is None else classify_port,
                 gateway=settings,
                 insecure=insecure,
+                leave_out=None if strict else _left_out,
                 on_note=note,
                 **how,
             )
+
+
+def _left_out(name: str, why: str) -> None:
+    note(f"left out: {name}: {why}")
 
 
 def _settings_from(context: typer.Context, refusals: Refusals) -> GatewaySettings | None:

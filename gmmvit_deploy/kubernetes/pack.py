@@ -27,7 +27,7 @@ from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.repository_runner import with_runner
-from gmmvit_deploy.serving.served_models import ServedModels, read_models
+from gmmvit_deploy.serving.served_models import ServedModels, read_models, read_models_of_a_bundle
 
 Contents = Literal["repository", "bundle"]
 BUNDLE_LABEL = "gmmvit.bundle.sha256"
@@ -73,7 +73,7 @@ def pack(
         if tuned is not None or contents == "bundle":
             option = "--tuned" if tuned is not None else "--contents bundle"
             raise InputError(f"{path}: {option} needs a bundle, got a repository", hint=f"remove {option}")
-        return _context(path, out, _repository_labels(read_models(path)), force=force)
+        return _context(path, out, _repository_labels(read_models_of_a_bundle(path)), force=force)
     bundle = open_bundle(path)
     if contents == "bundle":
         return _context(path, out, _labels(bundle.sha256, "bundle"), force=force)

@@ -25,7 +25,7 @@ from gmmvit_deploy.kubernetes.templates import yaml_files
 from gmmvit_deploy.runtimes.engines.releases import NEWEST, RELEASES, triton_in_words
 from gmmvit_deploy.runtimes.programs.openvino import why_no_openvino
 from gmmvit_deploy.serving.gateway.files import ALERTS
-from gmmvit_deploy.serving.served_models import ServedModels, read_models
+from gmmvit_deploy.serving.served_models import ServedModels, read_models_of_a_bundle
 from gmmvit_deploy.serving.server_wheel import TRITON
 
 _OVERLAY = "overlays/fill-in"
@@ -62,7 +62,7 @@ def manifests_from_bundle(
     RepositoryError when the bundle cannot be read.
     OutputError when ``out`` exists and ``force`` is False.
     """
-    models = read_models(path, name=options.model_name)
+    models = read_models_of_a_bundle(path, name=options.model_name)
     options = replace(options, gpus=max(options.gpus, int(models.on_gpu)))
     sizes = unknown_sizes(options.max_body_bytes, _runtime(models))
     if tuned is not None:
@@ -75,7 +75,7 @@ def manifests_from_bundle(
         options=options,
         sizes=sizes,
         bundle=models.bundle,
-        probed=models.ensemble or models.names[0],
+        probed=models.networks[0].name,
         alert_groups=ALERTS.read_text(encoding="utf-8").partition("\ngroups:\n")[2],
     )
     name = options.name

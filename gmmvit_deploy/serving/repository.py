@@ -28,7 +28,7 @@ from gmmvit_deploy.serving.model_configs import LABELS_FILE, WARMUP_FILE, config
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository_runner import resolved_options
 
-__all__ = ["Repository", "repository_from_bundle"]
+__all__ = ["Repository", "add_to_repository", "repository_from_bundle"]
 
 _TRITON_MODELS = Path(__file__).parent / "triton_models"
 _INFERENCE = Path(inference.__path__[0])
@@ -125,6 +125,27 @@ def repository_from_bundle(
         runner=configs[options.network].parameters["gmmvit_runner"].string_value,
         notes=said,
     )
+
+
+def add_to_repository(
+    bundle: Bundle,
+    models: Path,
+    options: RepositoryOptions,
+    *,
+    engine: Engine | None = None,
+    server: ServerTensorRT | None = None,
+    on_progress: OnProgress = ignore,
+) -> Repository:
+    """Write the models of a bundle into the folder ``models``, beside those of others; after an error, none of them.
+
+    Errors: those of `repository_from_bundle`.
+    """
+    part = models / f".{options.name}"  # Triton takes each visible folder for a model
+    written = repository_from_bundle(bundle, part, options, engine=engine, server=server, on_progress=on_progress)
+    for model in written.models:
+        (part / model).rename(models / model)
+    part.rmdir()
+    return replace(written, path=models)
 
 
 _NO_PREPROCESSING = (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,27 +12,48 @@ from types import FrameType
 
 from gmmvit_deploy.arguments import Refusals
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
+from gmmvit_deploy.errors import BundleError, ServerError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.serving.gateway.options import GatewaySettings, require_insecure
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
+from gmmvit_deploy.serving.named_bundles import LeaveOut, named_paths, or_left_out
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 from gmmvit_deploy.serving.options import RepositoryOptions
-from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.repository import Repository, add_to_repository
 from gmmvit_deploy.serving.repository_runner import options_for_server
 from gmmvit_deploy.serving.served_models import read_models
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.serving.service import Service
 
 
-def open_served(path: Path, *, runner: str | None = None, request_pixels: int | None = None) -> Bundle | Path:
-    """Open the bundle at ``path``, or check the repository there and return its path.
+def open_served(
+    arguments: Sequence[str],
+    *,
+    runner: str | None = None,
+    request_pixels: int | None = None,
+    leave_out: LeaveOut | None = None,
+) -> dict[str, Bundle] | Path:
+    """Open bundles, or check a repository and return its path.
 
-    Errors: those of `open_bundle`.  InputError: ``runner`` or ``request_pixels`` is given for a repository, which
-    already states both.
+    arguments: as for `named_paths`.
+    leave_out: of several bundles, called for each that is broken; None makes it an error.
+    Errors: those of `open_bundle` and `named_paths`.  InputError: ``runner`` or ``request_pixels`` is given for a
+    repository, which already states both.
     """
+    paths = named_paths(arguments)
+    if len(paths) > 1:
+        bundles = {}
+        for name, path in paths.items():
+            is_bundle = (path / MANIFEST_FILE).is_file()
+            with or_left_out(name, leave_out if is_bundle else None):  # a mistake in a path is no broken bundle
+                bundles[name] = open_bundle(path)
+        if not bundles:
+            raise BundleError("all bundles are broken", hint="type gmmvit export CHECKPOINT -o BUNDLE for each")
+        return bundles
+    ((name, path),) = paths.items()
     if (path / MANIFEST_FILE).is_file():
-        return open_bundle(path)
+        return {name: open_bundle(path)}
     read_models(path)
     refusals = Refusals()
     refusals.refuse(
@@ -49,7 +71,7 @@ def open_served(path: Path, *, runner: str | None = None, request_pixels: int | 
 
 
 def serve(
-    served: Bundle | Path,
+    served: Mapping[str, Bundle] | Path,
     options: ServerOptions,
     *,
     runner: str | None = None,
@@ -58,17 +80,18 @@ def serve(
     classify_port: int | None = None,
     gateway: GatewaySettings | None = None,
     insecure: bool = False,
+    leave_out: LeaveOut | None = None,
     on_note: Callable[[str], None] = lambda line: None,
     on_ready: Callable[[Service], None] = lambda service: None,
     on_log_line: Callable[[str], None] | None = None,
     on_gateway_line: Callable[[str], None] | None = None,
     on_progress: OnProgress = ignore,
 ) -> None:
-    """Serve a bundle, or a repository at a path, from the main thread until SIGINT or SIGTERM.
+    """Serve bundles by name, or a repository at a path, from the main thread until SIGINT or SIGTERM.
 
     A server that has died is restarted.
 
-    A bundle is served from a temporary repository, which is written for the best backend of the server. A second
+    Bundles are served from a temporary repository, which is written for the best backend of the server. A second
     signal kills the server at once, without a wait for requests in flight.
     options: with a gateway, their ports are those of the gateway, and the server listens on free ports of loopback.
     runner: ``NAME[:PRECISION]``; None takes the bundle's choice for this machine.
@@ -78,6 +101,7 @@ def serve(
     classify_port: the port on loopback for ``POST /classify`` without a gateway, 0 for a free port; None: not offered.
     gateway: settings of HAProxy in front of the server; None starts no gateway.
     insecure: True permits a server without a gateway on an address that other machines can reach.
+    leave_out: of several bundles, called for each that this server cannot load; None makes it an error.
     on_note: called with each reason why a faster runner is not used.
     on_ready: called when every model is ready for the first time.
     on_log_line, on_gateway_line: called with each line of the log of the server and of the gateway.
@@ -96,8 +120,9 @@ def serve(
         made = BundleServers(
             install, service.server_options, runner, request_pixels, on_note=on_note, on_log_line=on_log_line
         )
-        if isinstance(served, Bundle):
-            server = made.make(served, folder, on_progress=prefixed("repository", on_progress))
+        if isinstance(served, Mapping):
+            written = prefixed("repository", on_progress)
+            server = made.make(served, folder, leave_out=leave_out, on_progress=written)
         else:
             server = TritonServer(served, install=install, options=service.server_options, on_log_line=on_log_line)
         with until_signal(service) as stopped:
@@ -119,32 +144,61 @@ class BundleServers:
     on_note: Callable[[str], None]
     on_log_line: Callable[[str], None] | None
 
-    def make(self, bundle: Bundle, folder: Path, *, name: str = "", on_progress: OnProgress = ignore) -> TritonServer:
-        """Write the repository of a bundle below ``folder``, and return its server, which is not started.
+    def make(
+        self,
+        bundles: Mapping[str, Bundle],
+        folder: Path,
+        *,
+        name: str = "",
+        leave_out: LeaveOut | None = None,
+        on_progress: OnProgress = ignore,
+    ) -> TritonServer:
+        """Write the repository of bundles below ``folder``, and return its server, which is not started.
 
-        name: begins each line of the server's log.
+        name: begins each line of the server's log.  leave_out: as for `serve`.
         Errors: those of `options_for_server` and `repository_from_bundle`.
         """
         pixels = DEFAULT_REQUEST_PIXELS if self.request_pixels is None else self.request_pixels
-        written = RepositoryOptions(request_pixels=pixels)
-        options, notes = options_for_server(bundle, written, self.install, self.runner)
-        repository = repository_from_bundle(bundle, folder / "models", options, on_progress=on_progress)
-        for line in notes:
-            self.on_note(line)
+        repository, written = folder / "models", dict[str, Repository]()
+        repository.mkdir()
+        if len(bundles) == 1:
+            leave_out = None
+        asked = self.runner is not None or self.request_pixels is not None  # what does not go with it is a mistake
+        for served, bundle in bundles.items():
+            with or_left_out(served, None if asked else leave_out):
+                options = RepositoryOptions(name=served, request_pixels=pixels)
+                options, notes = options_for_server(bundle, options, self.install, self.runner)
+                written[served] = add_to_repository(bundle, repository, options, on_progress=on_progress)
+                for line in notes:
+                    self.on_note(line if len(bundles) == 1 else f"{served}: {line}")
+        if not written:
+            raise ServerError("this server can load none of the bundles")
+
+        def removed(failed: Mapping[str, str]) -> bool:
+            broken = {served: failed.keys() & set(made.models) for served, made in written.items()}
+            broken = {served: models for served, models in broken.items() if models}
+            if leave_out is None or not broken or len(broken) == len(written):
+                return False
+            for served, models in broken.items():
+                for model in written.pop(served).models:
+                    shutil.rmtree(repository / model)
+                leave_out(served, "; ".join(f"{model}: {failed[model]}" for model in sorted(models)))
+            return True
+
         log = self.on_log_line
         if log is not None and name:
             log = _prefixed(log, name)
-        return TritonServer(repository.path, install=self.install, options=self.options, on_log_line=log)
+        return TritonServer(repository, install=self.install, options=self.options, on_log_line=log, removed=removed)
 
 
 def _prefixed(log: Callable[[str], None], name: str) -> Callable[[str], None]:
     return lambda line: log(f"{name}: {line}")
 
 
-def _takes_images(served: Bundle | Path) -> bool:
+def _takes_images(served: Mapping[str, Bundle] | Path) -> bool:
     if isinstance(served, Path):
-        return bool(read_models(served).ensemble)
-    return served.manifest.image.normalisation is not None
+        return bool(read_models(served).with_images())
+    return any(bundle.manifest.image.normalisation is not None for bundle in served.values())
 
 
 @contextmanager

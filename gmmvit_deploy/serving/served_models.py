@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,26 @@ _THREADS = ("threads", "intra_op_thread_count")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """A network of a repository, under the name of the model that clients ask.
+
+    bundle, runner: the SHA-256 of its bundle and its runner; "" if the configuration does not state them.
+    outputs: what it answers, such as logits and features.  takes_images: False if it takes only tensors.
+    health: the request that checks the network.
+    """
+
+    name: str
+    bundle: str
+    runner: str
+    outputs: frozenset[str]
+    takes_images: bool
+    health: HealthCheck
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModels:
-    """names: of all models.  bundle: the SHA-256 of their bundle, or "" if the configurations state none or several.
-    runner: the runner of the network, or "" for a bundle, or if the configurations state none or several.
-    health: the request that checks a server.  row_bytes: the size of the largest input of fixed shape.
-    ensemble: the model that answers encoded images, or "".  outputs: what it answers, such as logits and features.
+    """names: of all models.  networks: in the order of their names.
+    row_bytes: the size of the largest input of fixed shape.
     backends: model → the backend that runs it, without ensembles.
     runtimes: the runtimes of the networks that the python backend runs.
     limits: network that does not compare itself with the reference outputs when it is loaded, as those of the python
@@ -44,17 +59,36 @@ class ServedModels:
     """
 
     names: tuple[str, ...]
-    bundle: str
-    health: HealthCheck
+    networks: tuple[Network, ...]
     row_bytes: int
-    runner: str = ""
-    ensemble: str = ""
-    outputs: frozenset[str] = frozenset()
     backends: Mapping[str, str] = field(default_factory=dict)
     runtimes: frozenset[str] = frozenset()
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     on_gpu: bool = False
     network_threads: tuple[int, int] | None = None
+
+    @property
+    def bundle(self) -> str:
+        """The SHA-256 of the bundle of all networks; "" if they differ."""
+        return _common(network.bundle for network in self.networks)
+
+    @property
+    def runner(self) -> str:
+        """The runner of all networks; "" if they differ."""
+        return _common(network.runner for network in self.networks)
+
+    @property
+    def health(self) -> tuple[HealthCheck, ...]:
+        """The requests that check a server: one for each network."""
+        return tuple(network.health for network in self.networks)
+
+    def with_images(self, output: str = "") -> tuple[str, ...]:
+        """Return the names of the networks that take images, of those with an output if one is named."""
+        return tuple(
+            network.name
+            for network in self.networks
+            if network.takes_images and (not output or output in network.outputs)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +120,8 @@ def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
         bundle = open_bundle(path)
         options, _ = resolved_options(bundle, RepositoryOptions(name=name))
         made = _served(list(model_configs(bundle, options).values()))
-        return replace(made, network_threads=None, runner="")  # a bundle states neither
+        networks = tuple(replace(network, runner="") for network in made.networks)
+        return replace(made, networks=networks, network_threads=None)  # a bundle states neither runner nor threads
     configs = [_parsed(file) for file in sorted(path.glob("*/config.pbtxt"))]
     if not configs:
         if not path.exists():
@@ -100,19 +135,32 @@ def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
     return _served(configs)
 
 
+def _common(values: Iterable[str]) -> str:
+    different = set(values)
+    return different.pop() if len(different) == 1 else ""
+
+
+def read_models_of_a_bundle(path: Path, *, name: str = "gmmvit") -> ServedModels:
+    """Return `read_models`, for what states a single bundle.  Errors: also InputError for networks of several."""
+    models = read_models(path, name=name)
+    if len({network.bundle for network in models.networks}) > 1:
+        names = ", ".join(network.name for network in models.networks)
+        raise InputError(
+            f"{path}: expected a repository of a single bundle, got the networks {names}",
+            hint="type gmmvit repository BUNDLE -o REPOSITORY for each bundle",
+        )
+    return models
+
+
 def _served(configs: Sequence[Any]) -> ServedModels:
-    stated = [{name: value.string_value for name, value in config.parameters.items()} for config in configs]
-    bundles = {parameters.get("gmmvit_bundle_sha256", "") for parameters in stated}
-    runners = {parameters.get("gmmvit_runner", "") for parameters in stated}
-    ensemble = next((config for config in configs if _takes_images(config)), None)
+    stated = [_stated(config) for config in configs]
+    parts = {step.model_name for config in configs for step in config.ensemble_scheduling.step}
+    alone = [config for config in configs if not config.HasField("ensemble_scheduling") and config.name not in parts]
+    asked = [*filter(_takes_images, configs), *alone]
     return ServedModels(
         names=tuple(sorted(config.name for config in configs)),
-        bundle=bundles.pop() if len(bundles) == 1 else "",
-        runner=runners.pop() if len(runners) == 1 else "",
-        health=_health(configs) if ensemble is None else _check_of_ensemble(ensemble.name),
+        networks=tuple(map(_network, sorted(asked or configs[:1], key=lambda config: str(config.name)))),
         row_bytes=max(_row_bytes(config) for config in configs),
-        ensemble="" if ensemble is None else ensemble.name,
-        outputs=frozenset() if ensemble is None else frozenset(output.name for output in ensemble.output),
         backends={config.name: config.backend for config in configs if config.backend},
         runtimes=frozenset(
             RunnerName.parse(parameters["gmmvit_runner"]).runtime
@@ -126,6 +174,23 @@ def _served(configs: Sequence[Any]) -> ServedModels:
         },
         on_gpu=any(group.kind == group.KIND_GPU for config in configs for group in config.instance_group),
         network_threads=_network_threads(configs),
+    )
+
+
+def _stated(config: Any) -> dict[str, str]:
+    return {name: value.string_value for name, value in config.parameters.items()}
+
+
+def _network(config: Any) -> Network:
+    """Return the network of a model that clients ask: an ensemble that takes images, or a model of no ensemble."""
+    takes_images = _takes_images(config)
+    return Network(
+        name=config.name,
+        bundle=_stated(config).get("gmmvit_bundle_sha256", ""),
+        runner=_stated(config).get("gmmvit_runner", ""),
+        outputs=frozenset(output.name for output in config.output),
+        takes_images=takes_images,
+        health=_check_with_image(config.name) if takes_images else _check_with_tensor(config),
     )
 
 
@@ -167,20 +232,17 @@ def _takes_images(config: Any) -> bool:
     return takes and not answers_labels(config)
 
 
-def _health(configs: Sequence[Any]) -> HealthCheck:
-    """Return a check that runs the network with a tensor, of models without an ensemble that takes images."""
-    rows = {config.name: _row_bytes(config) for config in configs}
-    for name, size in rows.items():
-        if 0 < size <= _RAW_ROW_BYTES:
-            # Triton's raw form: the body is the tensor, here of the byte 0x41, which is a finite number in every type.
-            raw = (("inference-header-content-length", "0"), ("content-type", "application/octet-stream"))
-            return HealthCheck(path=f"/v2/models/{name}/infer", body="A" * size, headers=raw)
-    first = configs[0].name
-    why_not = f"no model takes an encoded image, or a tensor of at most {_RAW_ROW_BYTES} bytes"
-    return HealthCheck(path=f"/v2/models/{first}/ready", why_not=why_not)
+def _check_with_tensor(config: Any) -> HealthCheck:
+    size = _row_bytes(config)
+    if 0 < size <= _RAW_ROW_BYTES:
+        # Triton's raw form: the body is the tensor, here of the byte 0x41, which is a finite number in every type.
+        raw = (("inference-header-content-length", "0"), ("content-type", "application/octet-stream"))
+        return HealthCheck(path=f"/v2/models/{config.name}/infer", body="A" * size, headers=raw)
+    why_not = f"{config.name} takes neither an encoded image nor a tensor of at most {_RAW_ROW_BYTES} bytes"
+    return HealthCheck(path=f"/v2/models/{config.name}/ready", why_not=why_not)
 
 
-def _check_of_ensemble(name: str) -> HealthCheck:
+def _check_with_image(name: str) -> HealthCheck:
     # A request of HAProxy's check is text. A BMP of a single black pixel has no byte above 0x7f, so JSON can hold it.
     file_header = struct.pack("<2sIHHI", b"BM", 58, 0, 0, 54)
     header = file_header + struct.pack("<IiiHHIIiiII", 40, 1, 1, 1, 24, 0, 4, 0, 0, 0, 0)

@@ -81,11 +81,16 @@ class TritonServer:
         install: ServerInstall | None = None,
         options: ServerOptions | None = None,
         on_log_line: Callable[[str], None] | None = None,
+        removed: Callable[[Mapping[str, str]], bool] = lambda failed: False,
     ) -> None:
+        """removed: called with model → why it cannot be loaded; returns True if it took away these models, so that the
+        server starts again with the others.
+        """
         self.repository = repository
         self.install = install or find_server()
         self.options = options or ServerOptions()
         self._log = ServerLog(on_log_line)
+        self._removed = removed
         self._process: subprocess.Popen[str] | None = None
         self._runtime: tuple[Path, int] | None = None  # the temporary folder, and the descriptor of its lock
         self._reader: threading.Thread | None = None
@@ -154,12 +159,22 @@ class TritonServer:
         self.check_repository()
         try:
             self._log.open(self.options.log_path)
-            self._start(cancelled)
+            self._start_with_what_loads(cancelled)
             if not cancelled():
                 _require_right_networks(self.grpc_url, self.repository, self.models.limits)
         except BaseException:
             self.stop()
             raise
+
+    def _start_with_what_loads(self, cancelled: Callable[[], bool]) -> None:
+        while True:
+            try:
+                return self._start(cancelled)
+            except ServerError:
+                if not self._removed(self._log.not_loaded()):
+                    raise
+                self._clean_up()
+                del self.models  # read before
 
     def _start(self, cancelled: Callable[[], bool]) -> None:
         options = self.options

@@ -82,11 +82,16 @@ class ServerLog:
         last = next((line.strip() for line in reversed(self._lines) if line.strip()), "")
         return f"the last line of the server's log: {last}" if last else "the server's log is empty"
 
+    def not_loaded(self) -> dict[str, str]:
+        """Return model → why the server could not load it."""
+        text = "\n".join(self._lines)
+        failed = re.findall(r"failed to load '([^']+)' version \d+: (.*?)(?=\n[A-Z]\d{4} |\n\+|\Z)", text, re.DOTALL)
+        return {model: _one_line(why) for model, why in failed}
+
     def causes(self) -> list[str]:
         """Return up to five reasons why the server ended, without log prefixes and line breaks."""
         text = "\n".join(self._lines)
-        failed = re.findall(r"failed to load '([^']+)' version \d+: (.*?)(?=\n[A-Z]\d{4} |\n\+|\Z)", text, re.DOTALL)
-        causes = [f"{model}: {_one_line(why)}" for model, why in failed]
+        causes = [f"{model}: {why}" for model, why in self.not_loaded().items()]
         causes += [_one_line(why) for why in re.findall(r"^error: (.*)$", text, re.MULTILINE)]
         causes += [_one_line(why) for why in re.findall(r"(failed to start \w+ service: .*)", text, re.IGNORECASE)]
         return list(dict.fromkeys(causes))[:5]

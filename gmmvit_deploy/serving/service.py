@@ -70,8 +70,8 @@ class Replica:
         self.server.start(cancelled=cancelled)
         if cancelled() or (gateway is None and listener is None):
             return
-        model = self.server.models.ensemble
-        if not model:
+        models = self.server.models.with_images()
+        if not models:
             note(f"{_NOT_OFFERED}: {_NO_IMAGES}")
             return
         if gateway is not None and gateway.upstreams is not None and not gateway.upstreams.with_fronts:
@@ -81,7 +81,7 @@ class Replica:
         options = FrontOptions(
             triton_url=self.server.grpc_url,
             metrics_url=self.server.metrics_url,
-            model=model,
+            models=models,
             max_body_bytes=body_bytes,
             max_buffered_bytes=max(DEFAULT_BUFFERED_BYTES, body_bytes),
         )
@@ -222,17 +222,17 @@ class Service:
 
     @property
     def classify_url(self) -> str | None:
-        """The address that answers images with labels, or None."""
+        """The address that answers images with labels, or None.  Of several models, ``/NAME`` must follow."""
         return self._url_of_front(CLASSIFY_PATH, "logits")
 
     @property
     def embed_url(self) -> str | None:
-        """The address that answers images with features, or None."""
+        """The address that answers images with features, or None.  Of several models, ``/NAME`` must follow."""
         return self._url_of_front(EMBED_PATH, "features")
 
     def _url_of_front(self, path: str, output: str) -> str | None:
         front = self.served().front
-        if front is None or output not in self.server.models.outputs:
+        if front is None or not self.server.models.with_images(output):
             return None
         return f"{front.url if self.gateway is None else self.http_url}{path}"
 
@@ -289,7 +289,7 @@ class Service:
         """Open the port of the front; None, with a note, if the repository has no model that takes images."""
         if self._classify_port is None:
             return None
-        if not server.models.ensemble:
+        if not server.models.with_images():
             self.note(f"{_NOT_OFFERED}: {_NO_IMAGES}")
             return None
         return self._opened.enter_context(listening_socket(self._classify_host, self._classify_port, "classify"))

@@ -176,11 +176,11 @@ def test_refusals(case: str, front: FrontProcess) -> None:
 def test_features_that_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     """JSON holds no infinity: a client learns that the server failed."""
 
-    async def model(self: Triton) -> Model:
+    async def model(self: Triton, name: str) -> Model:
         labels = LabelSet.from_parameters({})
-        return Model(label_set=labels, bundle="", runner="", max_batch=1, outputs={"features": 2})
+        return Model(name=name, label_set=labels, bundle="", runner="", max_batch=1, outputs={"features": 2})
 
-    async def answers(self: Triton, images: Any, outputs: Any) -> dict[str, np.ndarray]:
+    async def answers(self: Triton, model: str, images: Any, outputs: Any) -> dict[str, np.ndarray]:
         return {"features": np.array([[1, np.inf]], np.float32)}
 
     monkeypatch.setattr(Triton, "model", model)
@@ -196,7 +196,7 @@ def test_features_that_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_without_logits_names_the_other_path(server: TritonServer, features_bundle: Bundle) -> None:
-    with FrontProcess(FrontOptions(triton_url=server.grpc_url, model="backbone"), None) as front:
+    with FrontProcess(FrontOptions(triton_url=server.grpc_url, models=("backbone",)), None) as front:
         front.wait_ready()
         refused = asked(front.url, "/classify", content=IMAGES["photo.png"])
         page = httpx.get(front.url, trust_env=False)  # the page asks /classify

@@ -36,7 +36,7 @@ from gmmvit_deploy.serving.model_configs import config_text as pbtxt
 from gmmvit_deploy.serving.model_configs import model_configs
 from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.options import RepositoryOptions
-from gmmvit_deploy.serving.served_models import ServedModels, read_models
+from gmmvit_deploy.serving.served_models import read_models
 from gmmvit_deploy.serving.server import ServerOptions
 from gmmvit_deploy.serving.server_log import ServerLog
 from tests.certificates import self_signed
@@ -62,7 +62,7 @@ def options(**changes: Any) -> GatewayOptions:
         "binds": BINDS,
         "upstreams": (upstream,),
         "models": ("gmmvit", "gmmvit_network"),
-        "health": HealthCheck(path="/v2/models/gmmvit_network/infer", body="A" * 12),
+        "health": (HealthCheck(path="/v2/models/gmmvit_network/infer", body="A" * 12),),
     }
     return GatewayOptions(**{**values, **changes})
 
@@ -88,6 +88,8 @@ class TestKeys:
         [
             ("web", r"keys\.txt:2: expected NAME KEY, got a line of 1 word\n"),
             (f"web {KEY} more", "a line of 3 words"),
+            (f"web {KEY} models=cats,a.b", "expected only letters, digits, - and _, got 'a.b'"),
+            (f"web {KEY} models=", "expected only letters, digits, - and _, got ''"),
             (f"the/web {KEY}", "expected a name of 1 to 64"),
             ("web short", "expected a key of 16 to 512 .*, got 5 characters"),
             (f"web {KEY}!", "expected a key"),
@@ -149,7 +151,7 @@ class TestSettings:
 
     def test_tuning_bounds_the_queue(self, tmp_path: Path) -> None:
         settings = GatewaySettings(keys=key_file(tmp_path))
-        models = ServedModels(names=("m",), bundle="", health=HealthCheck(path="/"), row_bytes=0)
+        models = read_models(network(tmp_path))
 
         def chosen(own: GatewaySettings) -> tuple[int | None, int | None]:
             made = gateway_options(own, models, tmp_path, binds=BINDS, upstreams=()).settings
@@ -204,7 +206,7 @@ class TestConfig:
             {"threads": 1},
             {"front": Front(port=9000, secret="0123")},  # noqa: S106 - of a test
             {"admin": ("x-admin", "0123"), "metrics_address": "127.0.0.1:9001"},
-            {"health": HealthCheck(path="/v2/health/ready", why_not="large")},
+            {"health": (HealthCheck(path="/v2/health/ready", why_not="large"),)},
             {"access_log": "127.0.0.1:514"},
             {"sockets": "/tmp/with space"},
         ],
@@ -219,15 +221,16 @@ class TestConfig:
 class TestModels:
     def test_of_a_network_alone_the_check_sends_a_tensor(self, tmp_path: Path) -> None:
         models = read_models(network(tmp_path, "[ 4, 4, 3 ]", "TYPE_FP32"))
-        assert models.health.body == "A" * 192
-        assert dict(models.health.headers)["inference-header-content-length"] == "0"
+        (check,) = models.health
+        assert check.body == "A" * 192
+        assert dict(check.headers)["inference-header-content-length"] == "0"
         assert models.bundle == ""
 
     @pytest.mark.parametrize("dims", ["[ 224, 224, 3 ]", "[ -1, 3 ]"])
     def test_what_cannot_be_checked_by_inference_is_stated(self, dims: str, tmp_path: Path) -> None:
-        health = read_models(network(tmp_path, dims)).health
-        assert "no model takes an encoded image" in health.why_not
-        assert health.path == "/v2/models/net/ready"
+        (check,) = read_models(network(tmp_path, dims)).health
+        assert check.why_not == "net takes neither an encoded image nor a tensor of at most 65536 bytes"
+        assert check.path == "/v2/models/net/ready"
 
     def test_no_repository(self, tmp_path: Path) -> None:
         with pytest.raises(RepositoryError, match=r"there is no MODEL/config\.pbtxt"):

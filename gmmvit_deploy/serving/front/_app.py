@@ -7,6 +7,8 @@
     POST /v1/embeddings   JSON with data URIs, in the form of OpenAI
       → {"object": "list", "model": …, "data": [{"object": "embedding", "index": 0, "embedding": …}, …], …}
 
+With several models, the path names the model, as in /classify/cats; /v1/embeddings names it in its JSON.
+
 A list of predictions for each image, in the order of the images. For a multi-label model, a prediction also has the
 label's ``"threshold"``, and ``"present"``: true if the probability reaches it; all present labels are listed. A cascade
 also answers ``"deferred"``: for each image, true if float32 computed it again.
@@ -40,6 +42,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,12 +107,15 @@ def front_app(options: FrontOptions, secret: str | None) -> ASGIApp:
     """Return the ASGI application.  secret: as for `FrontProcess`; requests for readiness need none."""
     front = _Front(options)
     routes = [
-        *(Route(path, front.classify, methods=["POST"]) for path in CLASSIFY_PATHS),
-        *(Route(path, front.embed, methods=["POST"]) for path in EMBED_PATHS),
+        *(Route(path, front.classify, methods=["POST"]) for path in (*CLASSIFY_PATHS, f"{CLASSIFY_PATH}/{{model}}")),
+        *(Route(path, front.embed, methods=["POST"]) for path in (*EMBED_PATHS, f"{EMBED_PATH}/{{model}}")),
         *(Route(path, front.embeddings, methods=["POST"]) for path in EMBEDDINGS_PATHS),
         Route(READY_PATH, front.ready, methods=["GET"]),
     ]
-    of_page = [Route("/", front.page, methods=["GET"]), Route(ANSWERS_PATH, front.answers, methods=["GET"])]
+    of_page = [
+        Route("/", front.page, methods=["GET"]),
+        *(Route(path, front.answers, methods=["GET"]) for path in (ANSWERS_PATH, f"{ANSWERS_PATH}/{{model}}")),
+    ]
     app = Starlette(
         routes=routes if secret else [*routes, *of_page],
         exception_handlers={Refusal: _refused, HTTPException: _not_routed, Exception: _failed},
@@ -135,16 +141,18 @@ class _Front:
         return JSONResponse({"ready": ready}, status_code=200 if ready else 503)
 
     async def page(self, request: Request) -> Response:
-        await self._model_with("logits", status=404)  # the page shows classes
-        return _page()
+        models = [await self._triton.model(name) for name in self._options.models]
+        if with_classes := tuple(model.name for model in models if "logits" in model.outputs):  # the page shows them
+            return _page(with_classes if len(models) > 1 else ())
+        raise Refusal(404, _MISSING["logits"])
 
     async def answers(self, request: Request) -> Response:
         """Answer kind → [{bucket, answers: a number, expected: a share of the judging images or null}, …]."""
+        model = (await self._model_with("logits", request)).name
         try:
             text = await asyncio.to_thread(text_from_url, self._options.metrics_url)
         except (OSError, ValueError, http.client.HTTPException) as exc:
             raise Refusal(503, "the server's metrics are not reachable") from exc
-        model = self._options.model
         counts, expected = (
             {(of["kind"], of["bucket"]): value for of, value in samples_in(text, name) if of["model"] == model}
             for name in ("gmmvit_answers_total", "gmmvit_expected_answers_ratio")
@@ -160,9 +168,9 @@ class _Front:
     async def classify(self, request: Request) -> Response:
         top, boundary = _top(request), boundary_of(request)
         async with self._body_of(request) as body:
-            model = await self._model_with("logits")
+            model = await self._model_with("logits", request)
             images = images_from_body(body, boundary, model.max_batch)
-            values = await self._triton.answers(images, ["logits", *model.outputs.keys() & {DEFERRED}])
+            values = await self._triton.answers(model.name, images, ["logits", *model.outputs.keys() & {DEFERRED}])
         logits, deferred, labels = values["logits"], values.get(DEFERRED), model.label_set.labels
         if logits.shape[1] != len(labels):
             raise Refusal(502, "the server's model has changed; send the request again")
@@ -173,34 +181,36 @@ class _Front:
         answer: dict[str, Any] = {"predictions": [[guess.to_json() for guess in row] for row in guesses]}
         if deferred is not None:
             answer["deferred"] = deferred[:, 0].tolist()
-        return JSONResponse({**self._described(model), **answer}, headers=_headers(model))
+        return JSONResponse({**_described(model), **answer}, headers=_headers(model))
 
     async def embed(self, request: Request) -> Response:
         form, boundary = request.query_params.get("format", "base64"), boundary_of(request)
         if form not in ("base64", "list", "npy"):
             raise Refusal(400, f"format: expected base64, list or npy, got {form[:20]!r}")
         async with self._body_of(request) as body:
-            model = await self._model_with("features")
-            features = await self._features_of(images_from_body(body, boundary, model.max_batch))
+            model = await self._model_with("features", request)
+            features = await self._features_of(model, images_from_body(body, boundary, model.max_batch))
         if form == "npy":
             file = io.BytesIO()
             np.save(file, features)
             return Response(file.getvalue(), media_type="application/octet-stream", headers=_headers(model))
         answer = {"dimension": features.shape[1], "features": _encoded(features, form)}
-        return JSONResponse({**self._described(model), **answer}, headers=_headers(model))
+        return JSONResponse({**_described(model), **answer}, headers=_headers(model))
 
     async def embeddings(self, request: Request) -> Response:
         require_json(request)
         async with self._body_of(request) as body:
-            model = await self._model_with("features")
-            images, encoding = images_from_json(
-                body, self._options.model, max_images=model.max_batch, dimension=model.outputs["features"]
-            )
-            features = await self._features_of(images)
+            served = {name: await self._triton.model(name) for name in self._options.models}
+            sizes = {n: (m.max_batch, m.outputs["features"]) for n, m in served.items() if "features" in m.outputs}
+            if not sizes:
+                raise Refusal(400, _MISSING["features"])
+            name, images, encoding = images_from_json(body, sizes)
+            model = served[name]
+            features = await self._features_of(model, images)
         vectors = enumerate(_encoded(features, encoding))
         data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in vectors]
         usage = {"prompt_tokens": 0, "total_tokens": 0}  # images have none
-        answer = {"object": "list", "data": data, "model": self._options.model, "usage": usage}
+        answer = {"object": "list", "data": data, "model": model.name, "usage": usage}
         return JSONResponse(answer, headers=_headers(model))
 
     @asynccontextmanager
@@ -210,22 +220,33 @@ class _Front:
         with self._budget.taken(length):
             yield await receive_body(request, length, self._options.body_timeout_s)
 
-    async def _model_with(self, output: str, *, status: int = 400) -> Model:
-        """Return the model.  Errors: Refusal with ``status`` when it does not have the output."""
-        model = await self._triton.model()
+    async def _model_with(self, output: str, request: Request) -> Model:
+        """Return the model that the path names, or the only one.
+
+        Errors: Refusal, 404 when the path names no model of several, or one that is not served; 400 when the model does
+        not have the output.
+        """
+        models = self._options.models
+        name = request.path_params.get("model", models[0] if len(models) == 1 else "")
+        if name not in models:
+            path = request.url.path.split("/")[1]
+            named = f"there is no model {name[:64]!r}" if name else "the path names no model"
+            raise Refusal(404, f"{named}; expected {' or '.join(f'/{path}/{n}' for n in models)}")
+        model = await self._triton.model(name)
         if output not in model.outputs:
-            raise Refusal(status, _MISSING[output])
+            raise Refusal(400, _MISSING[output])
         return model
 
-    async def _features_of(self, images: list[bytes]) -> NDArray[Any]:
+    async def _features_of(self, model: Model, images: list[bytes]) -> NDArray[Any]:
         """Return the features (images, D).  Errors: Refusal, 502 for values that JSON cannot hold."""
-        features = (await self._triton.answers(images, ["features"]))["features"]
+        features = (await self._triton.answers(model.name, images, ["features"]))["features"]
         if not np.isfinite(features).all():
             raise Refusal(502, "the server failed to answer: features that are not finite")
         return features
 
-    def _described(self, model: Model) -> dict[str, Any]:
-        return {"model": self._options.model, "bundle": model.bundle, "runner": model.runner}
+
+def _described(model: Model) -> dict[str, Any]:
+    return {"model": model.name, "bundle": model.bundle, "runner": model.runner}
 
 
 def _headers(model: Model) -> dict[str, str]:
@@ -241,9 +262,15 @@ def _encoded(features: NDArray[Any], form: str) -> list[Any]:
 
 
 @cache
-def _page() -> HTMLResponse:
-    """Return the page, which may run only its own script and style, and ask only this server."""
+def _page(models: tuple[str, ...]) -> HTMLResponse:
+    """Return the page, which may run only its own script and style, and ask only this server.
+
+    models: those among which the visitor chooses; empty for a single model.
+    """
     html = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
+    options = "".join(f"<option>{escape(name)}</option>" for name in models)
+    picker = f'<p><label for="model">Model</label> <select id="model">{options}</select></p>' if models else ""
+    html = html.replace("<!-- the choice of a model -->", picker)
     own = {kind: re.findall(f"<{kind}>(.*?)</{kind}>", html, re.DOTALL) for kind in ("script", "style")}
     hashes = {kind: " ".join(map(_hash, texts)) for kind, texts in own.items()}
     policy = (

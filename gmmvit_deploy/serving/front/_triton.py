@@ -37,13 +37,14 @@ _OF_TRITON = re.compile(r"^(\[request id: [^\]]*\] )?in ensemble '[^']*', ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The served model.
+    """A served model.
 
     runner: "" if the model states none.
     outputs: name → values for each image; `inference.DEFERRED` is that of a cascade, which says which images float32
     computed again.
     """
 
+    name: str
     label_set: LabelSet
     bundle: str
     runner: str
@@ -61,7 +62,7 @@ class Triton:
 
     def __init__(self, options: FrontOptions) -> None:
         self._options = options
-        self._model: Model | None = None
+        self._models: dict[str, Model] = {}
         self._channel: grpc.aio.Channel
         self._stub: service_pb2_grpc.GRPCInferenceServiceStub
         self._watching: asyncio.Task[None]
@@ -71,45 +72,45 @@ class Triton:
         self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL)
         # The stub of tritonclient's protocol: its InferenceServerClient needs a third more time for a request.
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._watching = asyncio.create_task(self._forget_model_of_a_lost_server())
+        self._watching = asyncio.create_task(self._forget_models_of_a_lost_server())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._watching.cancel()
         await self._channel.close()
 
-    async def _forget_model_of_a_lost_server(self) -> None:
-        """Forget the model at each change of the connection: a server that is started again may have another bundle."""
+    async def _forget_models_of_a_lost_server(self) -> None:
+        """Forget the models at each change of the connection: a server that is started again may have other bundles."""
         while True:
             await self._channel.wait_for_state_change(self._channel.get_state())
-            self._model = None
+            self._models.clear()
 
     async def ready(self) -> bool:
-        """Return whether the server and the model are ready."""
-        server, model = service_pb2.ServerReadyRequest(), service_pb2.ModelReadyRequest(name=self._options.model)
+        """Return whether the server and all models are ready."""
+        server = service_pb2.ServerReadyRequest()
+        models = [service_pb2.ModelReadyRequest(name=name) for name in self._options.models]
         try:
-            return bool(
-                (await self._stub.ServerReady(server, timeout=_READY_S)).ready
-                and (await self._stub.ModelReady(model, timeout=_READY_S)).ready
-            )
+            if not (await self._stub.ServerReady(server, timeout=_READY_S)).ready:
+                return False
+            answers = await asyncio.gather(*(self._stub.ModelReady(model, timeout=_READY_S) for model in models))
         except grpc.aio.AioRpcError:
             return False
+        return all(answer.ready for answer in answers)
 
-    async def model(self) -> Model:
-        """Return the description of the model, which is read again after the connection to the server was lost."""
-        if self._model is None:
-            answer = await self._answered(
-                self._stub.ModelConfig, service_pb2.ModelConfigRequest(name=self._options.model)
-            )
+    async def model(self, name: str) -> Model:
+        """Return the description of a model, which is read again after the connection to the server was lost."""
+        model = self._models.get(name)
+        if model is None:
+            answer = await self._answered(self._stub.ModelConfig, service_pb2.ModelConfigRequest(name=name))
             try:
-                self._model = _model(answer.config)
+                model = self._models[name] = _model(answer.config)
             except (KeyError, TypeError, ValueError) as exc:
                 raise Refusal(502, "the server sent no description of its model") from exc
-        return self._model
+        return model
 
-    async def answers(self, images: Sequence[bytes], outputs: Collection[str]) -> dict[str, NDArray[Any]]:
+    async def answers(self, model: str, images: Sequence[bytes], outputs: Collection[str]) -> dict[str, NDArray[Any]]:
         """Return name of an output → its values: float32 (images, values), of `inference.DEFERRED` bool."""
-        request = service_pb2.ModelInferRequest(model_name=self._options.model)
+        request = service_pb2.ModelInferRequest(model_name=model)
         request.inputs.add(name="IMAGE", datatype="BYTES", shape=[len(images), 1])
         for name in outputs:
             request.outputs.add(name=name)
@@ -128,13 +129,14 @@ class Triton:
             return await method(request, timeout=_ANSWER_S)
         except grpc.aio.AioRpcError as exc:
             if exc.code() == grpc.StatusCode.UNAVAILABLE:
-                self._model = None  # the next server may serve another bundle
+                self._models.clear()  # the next server may serve other bundles
             raise _refusal(exc) from exc
 
 
 def _model(config: Any) -> Model:
     parameters = {name: value.string_value for name, value in config.parameters.items()}
     return Model(
+        name=config.name,
         label_set=LabelSet.from_parameters(parameters),
         bundle=parameters["gmmvit_bundle_sha256"],
         runner=parameters.get("gmmvit_runner", ""),

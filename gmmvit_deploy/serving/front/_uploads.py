@@ -134,16 +134,18 @@ def require_json(request: Request) -> None:
         raise Refusal(415, f"content-type: expected application/json, got {parsed.decode('latin-1')[:80] or 'no type'}")
 
 
-def images_from_json(body: bytes, model: str, *, max_images: int, dimension: int) -> tuple[list[bytes], str]:
-    """Return (the images as base64 text, the encoding of the answer) of a request in the form of OpenAI's embeddings.
+def images_from_json(body: bytes, models: Mapping[str, tuple[int, int]]) -> tuple[str, list[bytes], str]:
+    """Return (model, the images as base64 text, the encoding of the answer) of a request in OpenAI's form.
 
-    The images are data URIs, which the server decodes.  model, dimension: what the request may state.
+    The images are data URIs, which the server decodes.
+    models: those that the request may name → (the largest number of images in a request, the length of their features).
     Errors: Refusal, 400, or 404 for another model.
     """
     # Lists and objects take many times the memory of their text, and the time of other requests. Base64 has none.
-    if (marks := sum(map(body.count, (b"[", b"{", b",")))) > 4 * max_images + 100:
+    most = max(max_images for max_images, _ in models.values())
+    if (marks := sum(map(body.count, (b"[", b"{", b",")))) > 4 * most + 100:
         got = f"got a body with {marks} brackets and commas"
-        raise Refusal(400, f"input: expected 1 to {max_images} images as data URIs, {got}")
+        raise Refusal(400, f"input: expected 1 to {most} images as data URIs, {got}")
     try:
         request = json.loads(body, parse_int=float)  # int takes no more than 4,300 digits
     except ValueError as exc:
@@ -156,8 +158,10 @@ def images_from_json(body: bytes, model: str, *, max_images: int, dimension: int
         raise Refusal(400, f"{unknown[0][:40]!r}: {known}")
     if missing := [name for name in ("input", "model") if name not in request]:
         raise Refusal(400, f"{missing[0]} is missing")
-    if request["model"] != model:
-        raise Refusal(404, f"model: expected {model!r}, got {_shown(request['model'])}")
+    model = request["model"]
+    if not isinstance(model, str) or model not in models:
+        raise Refusal(404, f"model: expected {' or '.join(map(repr, models))}, got {_shown(model)}")
+    max_images, dimension = models[model]
     encoding = request.get("encoding_format", "float")
     if encoding not in ("float", "base64"):
         raise Refusal(400, f"encoding_format: expected float or base64, got {_shown(encoding)}")
@@ -171,7 +175,7 @@ def images_from_json(body: bytes, model: str, *, max_images: int, dimension: int
         if not isinstance(image, str) or image[:5].lower() != "data:":
             expected = "expected a data URI, such as data:image/jpeg;base64,/9j/…"
             raise Refusal(400, f"image {position}: {expected}, got {_shown(image)}", image=position)
-    return [image.encode(errors="replace") for image in images], encoding  # JSON can hold half a surrogate pair
+    return model, [image.encode(errors="replace") for image in images], encoding  # JSON can hold half a surrogate pair
 
 
 def _shown(value: Any) -> str:

@@ -5,6 +5,7 @@ This module imports only the standard library, so that the gateway can read the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
@@ -23,7 +24,7 @@ CLASSIFY_PATHS, EMBED_PATHS, EMBEDDINGS_PATHS = (
     (path, f"{path}/") for path in (CLASSIFY_PATH, EMBED_PATH, EMBEDDINGS_PATH)
 )
 FRONT_PATHS = (*CLASSIFY_PATHS, *EMBED_PATHS, *EMBEDDINGS_PATHS)
-"""The paths that the gateway passes to the front."""
+"""The paths that the gateway passes to the front, besides those of `front_paths_of`."""
 READY_PATH = "/ready"
 ANSWERS_PATH = "/answers"
 """The path of the counts that the page shows."""
@@ -41,7 +42,7 @@ class FrontOptions:
 
     triton_url: the gRPC address of the Triton server, ``grpc://127.0.0.1:PORT``.
     metrics_url: the address of its metrics, whose counts of answers the page shows; "" without the counts.
-    model: the name of the ensemble.
+    models: the names of the ensembles that clients may ask.
     max_body_bytes: the maximum size of a body; a larger one gets status 413.
     max_buffered_bytes: the maximum size of all bodies in memory; a further request gets status 503.
     max_requests: the maximum number of requests in progress; a further request gets status 503.
@@ -50,8 +51,13 @@ class FrontOptions:
 
     triton_url: str
     metrics_url: str = ""
-    model: str = DEFAULT_MODEL
+    models: tuple[str, ...] = (DEFAULT_MODEL,)
     max_body_bytes: int = DEFAULT_BODY_BYTES
     max_buffered_bytes: int = DEFAULT_BUFFERED_BYTES
     max_requests: int = 512
     body_timeout_s: float = 30.0
+
+
+def front_paths_of(models: Iterable[str]) -> tuple[str, ...]:
+    """Return the paths that name one of the models."""
+    return tuple(f"{path}/{model}" for model in models for path in (CLASSIFY_PATH, EMBED_PATH))

@@ -83,7 +83,7 @@ class FrontProcess:
     @property
     def front(self) -> Front:
         """What the gateway must know about the front."""
-        return Front(port=self.port, secret=self._secret or "", model=self.options.model)
+        return Front(port=self.port, secret=self._secret or "", models=self.options.models)
 
     @property
     def restarts(self) -> int:

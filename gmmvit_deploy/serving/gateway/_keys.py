@@ -1,6 +1,7 @@
 """Read the key file of the gateway, and write the map of hashes that HAProxy looks up.
 
-A key file has a line ``NAME KEY`` for each client. ``#`` begins a comment. A name may have several keys, so that a
+A key file has a line ``NAME KEY`` for each client, or ``NAME KEY models=MODEL,…`` for a client that may use only these
+models. ``#`` begins a comment. A name may have several keys, so that a
 client can change to a new key before the old key is removed. ``sha256:HEX`` in place of a key is the SHA-256 of the
 key: the file then holds no key itself.
 
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.serving.options import RepositoryOptions
 
 MIN_KEY_LENGTH = 16
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -27,6 +29,7 @@ _MAKE = "write a line NAME KEY for each client; type openssl rand -hex 32 to mak
 def read_keys(path: Path) -> dict[str, str]:
     """Return SHA-256 of the key, in upper-case hexadecimal digits → name of the client.
 
+    ``:,MODEL,MODEL,…,`` follows the name of a client that may use only some models: the models of their repositories.
     Errors: InputError, whose message contains no key.
     """
     try:
@@ -40,7 +43,7 @@ def read_keys(path: Path) -> dict[str, str]:
         if not words:
             continue
         place = f"{path}:{number}"
-        if len(words) != 2:
+        if len(words) != 2 and not (len(words) == 3 and words[2].startswith("models=")):
             raise InputError(
                 f"{place}: expected NAME KEY, got a line of {len(words)} word{'s' if len(words) > 1 else ''}",
                 hint=_MAKE,
@@ -48,11 +51,21 @@ def read_keys(path: Path) -> dict[str, str]:
         name, digest = words[0], _digest(words[1], place)
         if not _NAME.fullmatch(name):
             raise InputError(f"{place}: expected a name of 1 to 64 letters, digits, '.', '_' or '-', got {name!r}")
-        if keys.setdefault(digest, name) != name:
-            raise InputError(f"{place}: {name} has the same key as {keys[digest]}", hint="make a key for each client")
+        client = name + (_permitted(words[2], place) if len(words) == 3 else "")
+        if keys.setdefault(digest, client) != client:
+            before = keys[digest].partition(":")[0]
+            raise InputError(f"{place}: {name} has the same key as {before}", hint="make a key for each client")
     if not keys:
         raise InputError(f"{path}: expected at least a line NAME KEY, got no key", hint=_MAKE)
     return keys
+
+
+def _permitted(word: str, place: str) -> str:
+    try:
+        options = [RepositoryOptions(name=name) for name in word.removeprefix("models=").split(",")]
+    except InputError as exc:
+        raise InputError(f"{place}: {exc}", hint="write models=NAME,NAME without spaces") from exc
+    return ":," + "".join(f"{o.name},{o.network},{o.preprocess},{o.labels},{o.classify}," for o in options)
 
 
 def readable_by_others(path: Path) -> bool:

@@ -23,6 +23,7 @@ from gmmvit_deploy.serving.front.options import (
     FRONT_HEADER,
     FRONT_PATHS,
     RUNNER_HEADER,
+    front_paths_of,
 )
 from gmmvit_deploy.serving.gateway._keys import map_text, read_keys
 from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
@@ -89,14 +90,14 @@ def options_for(options: GatewayOptions, served: Sequence[ServedModels]) -> Gate
     return replace(
         options,
         models=tuple(sorted({name for models in served for name in models.names})),
-        health=checks.pop() if len(checks) == 1 else either,
+        health=checks.pop() if len(checks) == 1 else (either,),
         buffer_bytes=max(map(_buffer_bytes, served)),
     )
 
 
 def _buffer_bytes(models: ServedModels) -> int:
     """Return the size of HAProxy's buffers: a request with a single image should fit, up to 1 MiB."""
-    single_bytes = min(max(models.row_bytes, len(models.health.body)) + 48 * _KIB, 1024 * _KIB)
+    single_bytes = min(max(models.row_bytes, *(len(check.body) for check in models.health)) + 48 * _KIB, 1024 * _KIB)
     return max(128 * _KIB, -(-single_bytes // (16 * _KIB)) * 16 * _KIB)
 
 
@@ -117,7 +118,7 @@ def config_text(options: GatewayOptions) -> str:
         runner_header=RUNNER_HEADER,
         client_header=CLIENT_HEADER,
         front_header=FRONT_HEADER,
-        front_paths=" ".join(FRONT_PATHS),
+        front_paths=" ".join((*FRONT_PATHS, *front_paths_of(options.front.models if options.front else ()))),
         embeddings_paths=" ".join(EMBEDDINGS_PATHS),
         unused=UNUSED_ADDRESS,
     )
@@ -237,7 +238,7 @@ def gateway_folder(
         else:
             check_config(program, config)
             checked_with = haproxy_version(program)
-    if models.health.why_not:
-        notes.append(f"the readiness of the gateway does not run the network: {models.health.why_not}")
+    whys = [check.why_not for check in models.health if check.why_not]
+    notes += [f"the readiness of the gateway does not run the network: {why}" for why in whys]
     notes.append("keys.map holds the hashes of the keys; repeat this command after a change of the key file")
     return OwnGateway(config=out / CONFIG_FILE, checked_with=checked_with, notes=tuple(notes))

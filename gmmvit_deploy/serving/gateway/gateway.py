@@ -183,8 +183,9 @@ class Gateway:
             admin=(ADMIN_HEADER, self.admin_secret),
             threads=max(1, min(4, cores() // 2)),  # the other cores are for the network
         )
-        if options.health.why_not:
-            self._note(f"gateway: the readiness does not run the network: {options.health.why_not}")
+        for check in options.health:
+            if check.why_not:
+                self._note(f"gateway: the readiness does not run the network: {check.why_not}")
         self._options = options
         self._haproxy = HAProxy(
             self._program,

@@ -37,12 +37,12 @@ class Front:
 
     port: the port on 127.0.0.1 of the service that asks the first server.
     secret: the value of the header `FRONT_HEADER` in every request from the gateway.
-    model: the model that answers, for the access log.
+    models: those that it answers with; a single one also on paths without a name.
     """
 
     port: int
     secret: str
-    model: str = DEFAULT_MODEL
+    models: tuple[str, ...] = (DEFAULT_MODEL,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheck:
-    """The request with which HAProxy checks a server.
+    """A request with which HAProxy checks a server.
 
     path: of the request.  body: of a POST; "" means a GET.  headers: of a POST.
     why_not: why the request does not run the network; "" if it does.
@@ -139,7 +139,7 @@ class GatewayOptions:
 
     settings: what the user chose, with a number for ``in_flight`` and for ``queue_timeout_ms``.
     binds: ``HTTP``, ``gRPC`` and ``metrics`` → ADDRESS:PORT, or ``fd@N`` for a socket that the parent process opened.
-    models: those that clients may use.
+    models: those that clients may use.  health: the requests with which HAProxy checks a server, at least one.
     buffer_bytes: the size of HAProxy's buffers. Only a request of at most this size may wait.
     threads: 0 means a thread for each core.
     front: the service behind ``/classify``; None refuses this path.
@@ -153,7 +153,7 @@ class GatewayOptions:
     binds: Mapping[str, str]
     upstreams: tuple[Upstream, ...]
     models: tuple[str, ...]
-    health: HealthCheck
+    health: tuple[HealthCheck, ...]
     buffer_bytes: int = 128 * 1024
     threads: int = 0
     front: Front | None = None

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.files.leftovers import temporary_folder
+from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 from gmmvit_deploy.serving.gateway.gateway import Gateway
 from gmmvit_deploy.serving.gateway.options import BLUE, GREEN
 from gmmvit_deploy.serving.gateway.upstreams import Upstreams
@@ -83,7 +84,8 @@ class BlueGreen:
     def _server(self, name: str, bundle: Bundle) -> tuple[TritonServer, ExitStack]:
         """Return (a server that is not started, what removes its repository)."""
         with ExitStack() as files:
-            server = self._servers.make(bundle, files.enter_context(temporary_folder("repository")), name=name)
+            folder = files.enter_context(temporary_folder("repository"))
+            server = self._servers.make({DEFAULT_MODEL: bundle}, folder, name=name)
             self._service.note(f"runner: {server.models.runner}")
             return server, files.pop_all()
 
