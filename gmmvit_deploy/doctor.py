@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.choices import read_choices
 from gmmvit_deploy.bundle.variants import forms_in, graph_file, open_variant
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
@@ -41,6 +42,7 @@ from gmmvit_deploy.runtimes.programs.onnxruntime_providers import (
     session_on_providers,
 )
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
+from gmmvit_deploy.runtimes.runners.chosen import this_machine
 from gmmvit_deploy.runtimes.runners.speed import measured_speed, speed_in_words
 from gmmvit_deploy.serving.gateway.haproxy import INSTALL_HAPROXY, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
@@ -172,13 +174,25 @@ def _speed(bundle: Bundle, precision: Precision, form: Form) -> str:
 
 def _graph(bundle: Bundle, precision: Precision, form: Form) -> str:
     graph = open_variant(bundle, precision, form)
-    whole = f"complete and unchanged, SHA-256 {graph.sha256[:12]}…"
+    whole = "; ".join((f"complete and unchanged, SHA-256 {graph.sha256[:12]}…", *_judged(bundle, graph.sha256)))
     if precision not in ONNXRUNTIME_PRECISIONS or form:
         return whole
     return (
         f"{whole}; the ONNX Runtime backend of Triton {OLDEST_RELEASE} or newer loads it, with --runner "
         f"onnxruntime-cuda {OLDEST_CUDA_RELEASE} or newer"
     )
+
+
+def _judged(bundle: Bundle, graph_sha256: str) -> Iterator[str]:
+    """Yield what images showed of a graph when ``gmmvit optimize`` judged it on this kind of machine."""
+    choices, _ = read_choices(bundle.path)
+    for choice in choices:
+        for one in choice.candidates:
+            if choice.machine == this_machine() and one.graph_sha256 == graph_sha256 and one.judged and choice.gate:
+                yield (
+                    f"{one.runner}: {choice.gate.kind} {one.judged.value:.4f} ({one.judged.low:.4f} to "
+                    f"{one.judged.high:.4f}) on {choice.images}, gate {choice.gate.min_share:g}"
+                )
 
 
 def _engine_here(bundle: Bundle, folder: Path) -> str:

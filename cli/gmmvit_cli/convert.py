@@ -134,10 +134,12 @@ def _calibration_words(record: VariantRecord) -> str:
     if "recipe" not in calibration:
         return images
     recipe = calibration["recipe"]
-    return (
-        f"{images}; on {calibration['judged_images']} of them {recipe['db']:.1f} dB "
-        f"({recipe['rounding']} rounding, smoothing {recipe['smoothing']:g}, {recipe['ranges']})"
+    gave = (
+        f"on {calibration['judged_images']} of them {recipe['db']:.1f} dB"
+        if "db" in recipe
+        else "for other classes, the best recipe"
     )
+    return f"{images}; {gave} ({recipe['rounding']} rounding, smoothing {recipe['smoothing']:g}, {recipe['ranges']})"
 
 
 def print_gate(name: str, record: VariantRecord) -> None:

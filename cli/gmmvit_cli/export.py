@@ -20,7 +20,7 @@ from gmmvit_cli.options import (
     require_calibration,
     thresholds_from,
 )
-from gmmvit_cli.output import print_json, print_table
+from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, completion, listed, output_option, refusals_of
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
@@ -213,7 +213,7 @@ def export(
             on_progress=on_progress,
         )
         fastest = record_fastest(bundle, on_progress=on_progress)
-        variants = [open_variant(bundle, name, form) for name in precisions for form in forms_in(bundle, name)]
+        variants = [open_variant(bundle, name, form) for name in PRECISIONS for form in forms_in(bundle, name)]
     manifest = bundle.manifest
     if as_json:
         records = {variant.path.stem: variant.record.to_json() for variant in variants if variant.record}
@@ -244,6 +244,11 @@ def export(
     print_table(("", ""), rows)
     if any(variant.record for variant in variants):
         print_variants(variants)
+    if "graphs" in manifest.taken_from:
+        note(
+            "the graphs are the earlier ones with these classes; what was judged on other classes is left out: type "
+            f"gmmvit optimize {out} --data DATA to choose a runner, or gmmvit parity {out} --data DATA to judge one"
+        )
     typer.echo(out)
 
 

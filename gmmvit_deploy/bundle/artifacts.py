@@ -118,7 +118,8 @@ class Manifest:
     versions: name → version of the toolkit, Python and packages at export.
     files: file name → SHA-256, for every file except the manifest.
     taken_from: what no tensor of the checkpoint shows, such as ``heads`` → where the value comes from, such as
-    ``--set heads=4``; for the preprocessing and the labels, only what the user did not type.
+    ``--set heads=4``; for the preprocessing and the labels, only what the user did not type; ``graphs`` → the bundle of
+    other classes that they were taken from (`exporting.other_classes`).
     Errors: ValueError when the size of ``image`` contradicts ``spec``, or when ``pixels`` has no mean and std.
     """
 

@@ -58,6 +58,7 @@ _JUDGED_SHARE = 4
 JUDGED_SHARE_OF_GATE = 2
 _MAX_JUDGED = 64
 _TRIALS = 1 + len(_STRENGTHS) + len(RANGES)
+_OF_ANSWERS = ("tried", "gate", "gate_images", "curve", "moved", "projections")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +248,19 @@ def recipe_from(notes: Mapping[str, Any] | None) -> Recipe | None:
     recipe = notes["recipe"]
     parts = {name: recipe[name] for name in ("rounding", "smoothing", "ranges")}
     return Recipe(**parts, float32=(*recipe["dynamic"], *recipe["float32"]))
+
+
+def without_judgement(notes: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return notes of `quantized_by_choice` without what the answers of the network showed: dB and gates.
+
+    `images_of_ranges` then also returns some images that only judged a gate.
+    """
+    if notes is None:
+        return None
+    kept = {name: value for name, value in notes.items() if name not in _OF_ANSWERS}
+    if "recipe" in kept:
+        kept["recipe"] = {name: value for name, value in kept["recipe"].items() if name != "db"}
+    return kept
 
 
 def images_of_ranges(notes: Mapping[str, Any] | None) -> Sequence[str]:

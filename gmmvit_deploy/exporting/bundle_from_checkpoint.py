@@ -29,7 +29,8 @@ from gmmvit_deploy.exporting._numeric_proof import Proven, proven_programs, requ
 from gmmvit_deploy.exporting.golden import golden_from_model
 from gmmvit_deploy.exporting.onnx_from_model import OPSET, onnx_from_model
 from gmmvit_deploy.exporting.options import ExportOptions
-from gmmvit_deploy.exporting.variants import CALIBRATION_IMAGES, variants_from_bundle
+from gmmvit_deploy.exporting.other_classes import bundle_of_same_tower, with_other_classes
+from gmmvit_deploy.exporting.variants import CALIBRATION_IMAGES, variants_from_bundle, variants_of_same_tower
 from gmmvit_deploy.files.writing import new_folder, require_free, sha256_of_file
 from gmmvit_deploy.graphs.folded import prove_classes, prove_folded
 from gmmvit_deploy.graphs.weights import write_graph
@@ -83,7 +84,9 @@ def bundle_from_checkpoint(
     hints: the description of the model, for a checkpoint that does not describe its model.
     precisions, calibration, calibration_images: the other precisions whose graphs the bundle also gets, as in
     `variants_from_bundle`.
-    force: replace an existing folder at ``out``.
+    force: replace an existing folder at ``out``. If it is a bundle of the same CLIP or SigLIP, made with the same
+    options and versions, only the classes are written anew: in ``model.onnx``, and in the graphs of other precisions
+    than ``precisions`` (`exporting.other_classes`).
     on_progress: called at the beginning of each step.
     Errors, each of which leaves ``out`` unchanged:
         CheckpointError: the checkpoint cannot be loaded, or cannot be loaded safely.
@@ -131,17 +134,6 @@ def bundle_from_checkpoint(
         (folder / artifacts.WEIGHTS_FILE).write_bytes(bytes_from_model(loaded.model))
         begin(2)
         folded = fold(loaded.model, in_place=True)
-        begin(3)
-        inside = image if options.input_kind == "pixels" else None
-        graph = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
-        masks, biases = prove_folded(graph.graph, folded.masks, folded.biases, foreign=folded.model.foreign)
-        if (weight := folded.model.text_embeddings()) is not None:
-            prove_classes(graph.graph, weight.numpy(), labels)
-        notes = {"gmmvit.checkpoint_sha256": loaded.file.sha256}
-        notes |= {f"gmmvit.mask_sha256.{mask.layer}": mask.constant_sha256 for mask in masks}
-        graph.metadata_props.update(notes)
-        write_graph(graph, folder / artifacts.MODEL_FILE)
-        _free_weights(folded.model, graph.graph)
         unproven = Manifest(
             spec=loaded.spec,
             trainable_parameters=trainable_parameters,
@@ -161,13 +153,37 @@ def bundle_from_checkpoint(
             labels=labels,
             opset=OPSET,
             folding=tuple(name for name, changed in folded.passes.items() if changed),
-            masks=masks,
-            biases=biases,
+            masks=(),
+            biases=(),
             export_parity={},
             export_skipped={},
             float32_noise=noises[0].largest,
             features_noise=noises[1].largest if len(noises) > 1 else 0.0,
             versions=artifacts.tool_versions(*family_of(loaded.spec).distributions),
+            files={},
+        )
+        begin(3)
+        inside = image if options.input_kind == "pixels" else None
+        texts = folded.model.text_embeddings()
+        weight = None if texts is None else texts.numpy()
+        earlier = None if weight is None else bundle_of_same_tower(out, unproven)
+        if weight is None or earlier is None:
+            graph = onnx_from_model(folded.model, preprocessing=inside, max_batch=options.max_batch)
+        else:
+            graph = with_other_classes(earlier.onnx_path, weight)
+            unproven.taken_from["graphs"] = f"the earlier bundle {earlier.sha256[:12]}…, with these classes"
+        masks, biases = prove_folded(graph.graph, folded.masks, folded.biases, foreign=folded.model.foreign)
+        if weight is not None:
+            prove_classes(graph.graph, weight, labels)
+        notes = {"gmmvit.checkpoint_sha256": loaded.file.sha256}
+        notes |= {f"gmmvit.mask_sha256.{mask.layer}": mask.constant_sha256 for mask in masks}
+        graph.metadata_props.update(notes)
+        write_graph(graph, folder / artifacts.MODEL_FILE)
+        _free_weights(folded.model, graph.graph)
+        unproven = replace(
+            unproven,
+            masks=masks,
+            biases=biases,
             files={file.name: sha256_of_file(file) for file in sorted(folder.iterdir())},
         )
         del graph
@@ -181,6 +197,8 @@ def bundle_from_checkpoint(
         text = json.dumps(bundle.manifest.to_json(), indent=1, ensure_ascii=False)
         (folder / artifacts.MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
         variants_from_bundle(bundle, precisions, calibration, calibration_images, on_progress=on_progress)
+        if weight is not None and earlier is not None:
+            variants_of_same_tower(bundle, earlier, weight, besides=precisions, on_progress=on_progress)
     return replace(bundle, path=out)
 
 

@@ -18,18 +18,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle, tool_versions
-from gmmvit_deploy.bundle.variants import GRAPHS, Variant, VariantRecord, graph_file, open_variant, record_file
-from gmmvit_deploy.errors import ExportError, OutputError
+from gmmvit_deploy.bundle.variants import (
+    GRAPHS,
+    Variant,
+    VariantRecord,
+    forms_in,
+    graph_file,
+    open_variant,
+    record_file,
+)
+from gmmvit_deploy.errors import BundleError, ExportError, OutputError
 from gmmvit_deploy.exporting._numeric_proof import proven_programs
-from gmmvit_deploy.exporting._recipes import recipe_from
+from gmmvit_deploy.exporting._recipes import recipe_from, without_judgement
 from gmmvit_deploy.exporting.golden import RANDOM, fresh_inputs
 from gmmvit_deploy.exporting.graphs_of_precisions import PreparedGraph, prepared_graph
+from gmmvit_deploy.exporting.other_classes import with_other_classes
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_file
 from gmmvit_deploy.graphs.masks import changes_of
 from gmmvit_deploy.graphs.weights import files_of, write_graph
 from gmmvit_deploy.inference.int8_products import int8_saturates
-from gmmvit_deploy.inference.precision import QUANTIZED, Precision, graph_precision
+from gmmvit_deploy.inference.precision import PRECISIONS, QUANTIZED, Precision, graph_precision
+from gmmvit_deploy.inference.runner_name import with_form
 from gmmvit_deploy.precision_names import precision_from, precisions_from
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_outputs
@@ -40,13 +50,14 @@ from gmmvit_deploy.tolerances import limit_from_stored
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+    from numpy.typing import NDArray
 
     from gmmvit_deploy.bundle.gates import Gate
     from gmmvit_deploy.exporting._recipes import Recipe
     from gmmvit_deploy.inference.runner_name import Form
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
 
-__all__ = ["CALIBRATION_IMAGES", "variant_from_bundle", "variants_from_bundle"]
+__all__ = ["CALIBRATION_IMAGES", "variant_from_bundle", "variants_from_bundle", "variants_of_same_tower"]
 
 CALIBRATION_IMAGES = 512
 """The maximum number of calibration images, if the user states no other number."""
@@ -139,6 +150,40 @@ def variants_from_bundle(
     return variants
 
 
+def variants_of_same_tower(
+    bundle: Bundle,
+    earlier: Bundle,
+    weight: NDArray[Any],
+    *,
+    besides: Sequence[Precision],
+    on_progress: OnProgress = ignore,
+) -> None:
+    """Write the graphs in other precisions of an earlier bundle (`bundle_of_same_tower`), with other classes.
+
+    What depends on the image tower is kept: the int8 weights, the ranges, and the recipe that chose them. What depends
+    on the classes is measured again, or left out of the record if images judged it. Graphs are left out that were
+    changed, or that other versions made.
+    weight: (C, D), the text embeddings of the classes of ``bundle``.  besides: the precisions to leave out.
+    Errors: ExportError and OutputError as in `variants_from_bundle`.
+    """
+    held = [(name, form) for name in PRECISIONS[1:] if name not in besides for form in forms_in(earlier, name)]
+    for number, (precision, form) in enumerate(held):
+        on_progress(Progress(f"exchange the classes of {with_form(precision, form)}", number, len(held)))
+        try:
+            variant = open_variant(earlier, precision, form)
+        except BundleError:
+            continue
+        if variant.record is None or variant.record.versions != tool_versions("openvino"):
+            continue
+        draft = replace(
+            variant.record, bundle_sha256=bundle.sha256, calibration=without_judgement(variant.record.calibration)
+        )
+        model = with_other_classes(variant.path, weight)
+        model.metadata_props["gmmvit.bundle_sha256"] = bundle.sha256
+        with temporary_folder("convert") as folder:
+            _put(bundle, [_recorded(bundle, draft, model, folder, on_progress)], folder, force=False)
+
+
 def _form(precision: Precision, *, calibrated: bool, gate: Gate | None) -> Form:
     """Return the form of the graph for CPUs; with a gate, the form is static if no projection has to move."""
     if precision != "int8":
@@ -197,11 +242,13 @@ def _written(
                     f"{path} exists, and no projection has to leave the static form for the gate to hold",
                     hint="to replace the graph by one with the recipe that the gate judged, add --force",
                 )
-        records = [_recorded(bundle, precision, form, prepared, folder, on_progress)]
+        draft = _draft(bundle, precision, form, prepared)
+        records = [_recorded(bundle, draft, prepared.model, folder, on_progress)]
         if form and calibration is not None and (force or not (bundle.path / graph_file(precision)).exists()):
             del prepared  # each holds the weights
             of_gpus = prepare(recipe=recipe_from(records[0].calibration))
-            records.append(_recorded(bundle, precision, "", of_gpus, folder, on_progress))
+            draft = _draft(bundle, precision, "", of_gpus)
+            records.append(_recorded(bundle, draft, of_gpus.model, folder, on_progress))
         _put(bundle, records, folder, force=force)
     return [open_variant(bundle, precision, record.form) for record in records]
 
@@ -230,35 +277,42 @@ def _put(bundle: Bundle, records: Sequence[VariantRecord], folder: Path, *, forc
             os.fsync(file.fileno())
 
 
-def _recorded(
-    bundle: Bundle,
-    precision: Precision,
-    form: Form,
-    prepared: PreparedGraph,
-    folder: Path,
-    on_progress: OnProgress,
-) -> VariantRecord:
-    """Write a graph to ``folder`` and measure it.  Returns the graph's record."""
-    path = folder / Path(graph_file(precision, form)).name
-    write_graph(prepared.model, path)
-    hashes = [sha256_of_file(file) for file in files_of(path)]
-    record = VariantRecord(
+def _draft(bundle: Bundle, precision: Precision, form: Form, prepared: PreparedGraph) -> VariantRecord:
+    """Return the record of a graph that is neither written nor measured."""
+    return VariantRecord(
         precision=precision,
         form=form,
         bundle_sha256=bundle.sha256,
-        onnx_sha256=hashes[0],
-        data_sha256="".join(hashes[1:]),
+        onnx_sha256="",
         passes={name: len(changed) for name, changed in prepared.folded.passes.items() if changed},
         constants=prepared.constants,
         mask_sha256=prepared.mask_sha256,
         masks=tuple(changes_of(prepared.folded.masks, "fp32" if form else precision)),
         calibration=prepared.calibration,
-        golden=_measured(bundle, prepared.model, precision, path.name),
+        golden={},
         versions=tool_versions("openvino"),
+    )
+
+
+def _recorded(
+    bundle: Bundle, draft: VariantRecord, model: ir.Model, folder: Path, on_progress: OnProgress
+) -> VariantRecord:
+    """Write a graph to ``folder`` and measure it.  Returns the graph's record, completed."""
+    precision, form = draft.precision, draft.form
+    path = folder / Path(graph_file(precision, form)).name
+    write_graph(model, path)
+    hashes = [sha256_of_file(file) for file in files_of(path)]
+    record = replace(
+        draft,
+        onnx_sha256=hashes[0],
+        data_sha256="".join(hashes[1:]),
+        golden=_measured(bundle, model, precision, path.name),
     )
     variant = Variant(precision=precision, path=path, sha256=hashes[0], record=record)
     record = replace(record, programs=_proven(bundle, variant, record.golden["largest_abs"]))
     if precision == "int8" and not form:  # CPUs do not run the graph for GPUs
+        return record
+    if record.speed:  # that of the image tower, which other classes do not change
         return record
     on_progress(Progress(f"time {precision} and fp32 in turn"))
     return replace(record, speed=measured_speed(bundle, replace(variant, record=record)))

@@ -16,7 +16,7 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.graphs.constants import ConstantRecord, LayerConstant, bytes_of_array
 from gmmvit_deploy.graphs.declared import declared_role
-from gmmvit_deploy.graphs.wiring import Constants, made_by, values_of
+from gmmvit_deploy.graphs.wiring import Constants, input_of, made_by, stored, values_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -134,19 +134,16 @@ def prove_classes(graph: ir.Graph, weight: NDArray[Any], labels: Sequence[str]) 
 
     labels: the names of the classes, for the message.
     """
-    head = next((made_by(value, "Gemm") for value in graph.outputs if value.name == "logits"), None)
-    constant = values_of(head.inputs[1]) if head is not None else None
-    if head is None or constant is None:
-        raise ExportError("expected a Gemm with the text embeddings to compute the logits, got another operator")
-    stored = constant if head.attributes.get_int("transB", 0) else constant.T
-    if stored.shape != weight.shape:
-        raise ExportError(f"{head.name}: expected text embeddings {weight.shape}, got {stored.shape}")
-    wrong = [index for index in range(len(weight)) if stored[index].tobytes() != weight[index].tobytes()]
+    head = _classifier(graph)
+    embeddings = _oriented(head, stored(head.inputs[1]))
+    if embeddings.shape != weight.shape:
+        raise ExportError(f"{head.name}: expected text embeddings {weight.shape}, got {embeddings.shape}")
+    wrong = [index for index in range(len(weight)) if embeddings[index].tobytes() != weight[index].tobytes()]
     others = {row.tobytes(): label for row, label in zip(weight, labels, strict=True)}
     reasons = [
         f"{labels[index]!r} has the text embedding of {other!r}"
-        if (other := others.get(stored[index].tobytes()))
-        else f"{labels[index]!r} differs by up to {np.abs(stored[index] - weight[index]).max():.2e}"
+        if (other := others.get(embeddings[index].tobytes()))
+        else f"{labels[index]!r} differs by up to {np.abs(embeddings[index] - weight[index]).max():.2e}"
         for index in wrong
     ]
     if reasons:
@@ -154,6 +151,35 @@ def prove_classes(graph: ir.Graph, weight: NDArray[Any], labels: Sequence[str]) 
         raise ExportError(
             f"{head.name}: expected the text embedding of each class, bit for bit; {'; '.join(reasons[:3])}{more}"
         )
+
+
+def exchange_classes(graph: ir.Graph, weight: NDArray[Any]) -> None:
+    """Store other text embeddings (C, D), of any number of classes, in the classifier of a graph.
+
+    It is in float32 in every precision; its bias is the same for each class.  Errors: ExportError as `prove_classes`.
+    """
+    import onnx_ir as ir
+
+    head = _classifier(graph)
+    constants = [_oriented(head, weight), *(np.resize(stored(bias), len(weight)) for bias in head.inputs[2:])]
+    for number, array in enumerate(constants, 1):
+        value = input_of(head, number)
+        value.const_value, value.shape = ir.tensor(array, name=value.name), ir.Shape(array.shape)
+    for logits in head.outputs:
+        logits.shape = ir.Shape([*(logits.shape or ())[:1], len(weight)])
+
+
+def _classifier(graph: ir.Graph) -> ir.Node:
+    """Return the node that multiplies by the text embeddings.  Errors: ExportError when there is none."""
+    head = next((made_by(value, "Gemm") for value in graph.outputs if value.name == "logits"), None)
+    if head is None or values_of(head.inputs[1]) is None:
+        raise ExportError("expected a Gemm with the text embeddings to compute the logits, got another operator")
+    return head
+
+
+def _oriented(head: ir.Node, matrix: NDArray[Any]) -> NDArray[Any]:
+    """Turn text embeddings (C, D) into the second input of a Gemm, or back."""
+    return matrix if head.attributes.get_int("transB", 0) else np.ascontiguousarray(matrix.T)
 
 
 def stored_constants(graph: ir.Graph) -> dict[str, NDArray[Any]]:

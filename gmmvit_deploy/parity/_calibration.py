@@ -50,7 +50,7 @@ def check_calibration(bundle: Bundle, graph: QuantisedGraph, db: float | None) -
     if calibration is None or db is None:
         return check
     source = f"{calibration['images']} images of {calibration['source']}"
-    recorded = calibration["recipe"]["db"] if "recipe" in calibration else None
+    recorded = calibration.get("recipe", {}).get("db")
     shares = graph.saturated()
     worst = sorted(shares, key=lambda name: -shares[name])
     saturated = [name for name in worst if shares[name] > _MAX_SATURATED]

@@ -10,7 +10,9 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,13 +28,19 @@ pytest.importorskip("transformers")
 import transformers
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.variants import open_variant, record_of
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import GmmvitError, InputError
+from gmmvit_deploy.exporting import bundle_from_checkpoint as export
 from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.exporting.options import ExportOptions
+from gmmvit_deploy.exporting.other_classes import bundle_of_same_tower
+from gmmvit_deploy.exporting.variants import variants_from_bundle
 from gmmvit_deploy.graphs.roles import roles_of
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.parity._calibration import check_calibration
+from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
@@ -45,6 +53,7 @@ pytestmark = pytest.mark.integration
 LABELS = ("cat", "dog", "fox", "great owl")
 PROMPTS = ("a photo of a {}", "an {}", "the {} in snow")
 MULTI = {"task": "multi-label", "thresholds": 0.5}
+UNMOVED: dict[str, Any] = {"dynamic": [], "float32": []}
 
 
 def hints(count: int = 1) -> LoadHints:
@@ -206,6 +215,57 @@ def test_the_command_line_exports_the_classes(folders: Callable[[str], Path], tm
     assert answer.status == 0, answer.err
     assert "classes: the text tower, run once in float64 with the prompts 'a photo of a {}', 'an {}'" in answer.out
     assert open_bundle(tmp_path / "bundle").manifest.labels == LABELS
+    words = ("--labels", "newt,bat", "--prompt", PROMPTS[0], "--force")
+    again = gmmvit_here("export", folders("clip_model"), "-o", tmp_path / "bundle", *words, columns=300)
+    assert again.status == 0, again.err
+    assert "graphs: the earlier bundle" in again.out
+    assert f"gmmvit optimize {tmp_path / 'bundle'} --data DATA" in again.err
+
+
+@pytest.mark.parametrize("name", IMAGES_AND_TEXTS)
+def test_other_labels_keep_the_graphs_of_the_image_tower(
+    name: str,
+    bundles: Callable[[str], Bundle],
+    folders: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    again, images = Path(shutil.copytree(bundles(name).path, tmp_path / "again")), tmp_path / "images.npz"
+    np.savez(images, images=np.random.default_rng(0).integers(0, 256, (24, 32, 32, 3), dtype=np.uint8))
+    recipe: Any = SimpleNamespace(
+        calibration={"recipe": {"rounding": "compensated", "smoothing": 0.5, "ranges": "percentile", **UNMOVED}}
+    )
+    _, earlier, _ = variants_from_bundle(again, "fp16,int8", str(images), like=recipe)
+    options = ExportOptions(max_batch=16, **({} if name == "clip_model" else MULTI))
+    others = LoadHints(labels=("newt", "dog", "bat"), prompts=PROMPTS[:2])
+    fresh = bundle_from_checkpoint(folders(name), tmp_path / "fresh", options, hints=others)
+    variants_from_bundle(fresh, "fp16,int8", str(images), like=recipe)
+    monkeypatch.setattr(export, "onnx_from_model", None)  # the image tower is not traced
+    kept = bundle_from_checkpoint(folders(name), again, options, hints=others, force=True)
+    assert kept.onnx_path.read_bytes() == fresh.onnx_path.read_bytes()
+    assert (kept.path / "golden.npz").read_bytes() == (fresh.path / "golden.npz").read_bytes()
+    for form in ("fp16", "int8", "int8-static"):
+        graphs = [ir.load(bundle.path / "graphs" / f"{form}.onnx") for bundle in (kept, fresh)]
+        assert [graph.metadata_props.pop("gmmvit.bundle_sha256") for graph in graphs] == [kept.sha256, fresh.sha256]
+        assert ir.to_proto(graphs[0]).SerializeToString() == ir.to_proto(graphs[1]).SerializeToString()
+    record = open_variant(kept, "int8", "static").record
+    assert record is not None
+    assert record.golden == record_of(fresh, "int8", "static").golden
+    calibration, before = dict(record.calibration or {}), dict(earlier.record.calibration)
+    assert before.pop("tried")
+    assert before["recipe"].pop("db")
+    assert calibration == before
+    assert check_calibration(kept, QuantisedGraph(kept, "int8", "static"), None).verdict == "passed"
+
+
+def test_only_another_class_matrix_keeps_graphs(bundles: Callable[[str], Bundle]) -> None:
+    bundle = bundles("clip_model")
+    manifest = bundle.manifest
+    other = {**manifest.checkpoint, "sha256": "0" * 64}
+    for changed in ({"max_batch": 8}, {"checkpoint": other}, {"versions": {}}, {"input_kind": "tensor"}):
+        assert bundle_of_same_tower(bundle.path, replace(manifest, **changed)) is None
+    assert bundle_of_same_tower(bundle.path.parent, manifest) is None
+    assert bundle_of_same_tower(bundle.path, replace(manifest, labels=("a", "b"))) == bundle
 
 
 @pytest.mark.nightly

@@ -17,6 +17,7 @@ from gmmvit_deploy.bundle.cascades import read_cascade, write_cascade
 from gmmvit_deploy.bundle.choices import Candidate, Choice, JudgedImages, Machine, read_choices, write_choice
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.bundle.variants import forms_in, open_variant
+from gmmvit_deploy.doctor import examine_bundle
 from gmmvit_deploy.exporting import cascades as cascades_of_images
 from gmmvit_deploy.exporting.variants import variant_from_bundle, variants_from_bundle
 from gmmvit_deploy.inference.runner_name import RunnerName
@@ -204,6 +205,9 @@ def test_features_are_judged_by_the_neighbours_that_they_keep(features_bundle: B
     assert not left_out.passed
     assert "kept neighbours" in left_out.reason
     assert choice.passed[0].runner.precision == "fp32"
+    judged = {check.name: check.detail for check in examine_bundle(copy, None)}["graphs/int8-dynamic.onnx"]
+    assert f"openvino:int8-dynamic: kept neighbours {left_out.judged.value:.4f} (" in judged
+    assert judged.endswith("gate 0.999")
 
 
 @pytest.mark.nightly
