@@ -60,10 +60,10 @@ def test_each_answer_counts_once_and_the_gateways_check_does_not(bundle: Bundle,
         infer = runner.server.connection.infer_all  # type: ignore[attr-defined]
         (logits,) = infer("shop", "IMAGE", images, outputs=("logits",))
         infer("shop_classify", "IMAGE", images[:2], outputs=("label",))
-    with FrontProcess(FrontOptions(triton_url=counting.grpc_url, model="shop"), None) as front:
+    with FrontProcess(FrontOptions(triton_url=counting.grpc_url, models=("shop",)), None) as front:
         front.wait_ready()
         httpx.post(f"{front.url}/classify", content=files[0], timeout=30, trust_env=False).raise_for_status()
-    check = counting.models.health
+    (check,) = counting.models.health
     httpx.post(f"{counting.http_url}{check.path}", content=check.body, trust_env=False).raise_for_status()
     expected = count_answers(np.concatenate([logits, logits[:2], logits[:1]]), bundle.manifest.label_set)
     wait_until(lambda: sum(counted(counting)["class"].values()) >= 6, "the counts", within_s=10)
@@ -79,7 +79,7 @@ def test_each_answer_counts_once_and_the_gateways_check_does_not(bundle: Bundle,
 
 
 def test_the_page_shows_them_beside_the_shares_of_the_judging_images(counting: TritonServer) -> None:
-    options = FrontOptions(triton_url=counting.grpc_url, metrics_url=counting.metrics_url, model="shop")
+    options = FrontOptions(triton_url=counting.grpc_url, metrics_url=counting.metrics_url, models=("shop",))
     image = encoded(photo(40, 30), "PNG")
     with FrontProcess(options, None) as front, open_chromium() as browser:
         front.wait_ready()
