@@ -127,6 +127,14 @@ def page_tables() -> dict[str, str]:
     return tables
 
 
+_TIMM_RATIOS = {
+    "times_faster_than_straight_export": "over ONNX Runtime",
+    "times_faster_than_straight_openvino": "over OpenVINO",
+    "int8_times_faster_than_nncf": "int8 over NNCF",
+}
+"""Ratio of the times in a result of `timm_models.py` → the words of its column."""
+
+
 def timm_table(runs: dict[str, dict[str, Any]]) -> str:
     """Return a row for each measured architecture; a cross marks a speed whose run card is INVALID.  runs: file →
     result.
@@ -136,7 +144,7 @@ def timm_table(runs: dict[str, dict[str, Any]]) -> str:
     by_model = {result["model"]: result for result in runs.values() if "batches" not in result}
     for name, row in sorted(by_model.items(), key=lambda item: list(ARCHITECTURES).index(item[0])):
         if "refused" in row:
-            rows.append((name, f"refused: {row['refused']}", *["–"] * 6))
+            rows.append((name, f"refused: {row['refused']}", *["–"] * 7))
             continue
         precisions = row["precisions"]
         if unknown := precisions.get("unknown_operators"):
@@ -149,11 +157,14 @@ def timm_table(runs: dict[str, dict[str, Any]]) -> str:
         ]
         effect = "no attention" if row["least_effect"] is None else f"{row['least_effect']:,.0f}"
         fused = f"{row['fused']} of {row['fused'] + sum(row['reasons'].values())}" + "".join(f"; {r}" for r in reasons)
-        ratios = ["–", "–"]
+        ratios = ["–"] * 3
         if name in speeds:
             sign = "" if speeds[name]["card"]["verdict"] == "VALID" else " †"
             times = speeds[name]["batches"]
-            ratios = [interval(times[batch]["times_faster_than_straight_export"]) + sign for batch in ("1", "8")]
+            ratios = [
+                ", ".join(interval(times[batch][key]) + sign for batch in ("1", "8")) if key in times["1"] else "–"
+                for key in _TIMM_RATIOS
+            ]
         rows.append(
             (
                 name,
@@ -172,8 +183,7 @@ def timm_table(runs: dict[str, dict[str, Any]]) -> str:
         "smallest effect of an attention, in limits",
         "fp16, bf16: difference / limit",
         "attentions in our CPU kernel",
-        "speed-up, batch 1",
-        "speed-up, batch 8",
+        *(f"{words}, batch 1, 8" for words in _TIMM_RATIOS.values()),
     )
     return table(head, rows)
 
