@@ -23,7 +23,6 @@ from gmmvit_deploy.bench.page import page_of, write_page
 from gmmvit_deploy.bench.report import BenchReport, machine_reasons, reasons_against
 from gmmvit_deploy.bench.roofline import measured_roofline, network_work
 from gmmvit_deploy.bench.run import BenchOptions, bench
-from gmmvit_deploy.bench.served_load import LoadPoint
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.exporting.golden import fresh_inputs
@@ -132,19 +131,6 @@ def test_every_reason_not_to_believe_a_run(report: BenchReport) -> None:
     assert reasons_against(cells, (), calm, calm) == ["onnxruntime, SingleStream: LoadGen: something: odd"]
 
 
-@pytest.mark.parametrize(
-    ("trials", "holds"),
-    [([10.0], True), ([60.0, 70.0], False), ([60.0, 10.0, 20.0], True), ([60.0, 10.0, 70.0], False)],
-)
-def test_two_of_three_trials_decide(trials: list[float], holds: bool) -> None:
-    """A pause of the machine, which delays the answers of a single trial, does not end the search."""
-    left = [LoadPoint(rate=9.0, queries=662, p50_ms=1.0, p99_ms=p99, holds=p99 <= 50) for p99 in trials]
-    point = served_load._held(lambda: left.pop(0))
-    assert (point is not None) == holds
-    assert not left
-    assert point is None or point.p99_ms == max(p99 for p99 in trials if p99 <= 50)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm"])
 def test_operations_are_those_that_the_model_counts(name: str, tensor_bundles: dict[str, Bundle]) -> None:
@@ -155,22 +141,6 @@ def test_operations_are_those_that_the_model_counts(name: str, tensor_bundles: d
         # Folding drops unused computations, and unfolding as a convolution multiplies by ones and zeros.
         assert work.operations / 2 / batch == pytest.approx(counted, rel=0.15)
         assert sum(work.products.values()) > 4
-
-
-@pytest.mark.nightly
-def test_roofline_is_the_best_of_what_was_measured(bundle: Bundle) -> None:
-    works = [network_work(bundle, batch) for batch in (1, 4)]
-    line = measured_roofline(works, "fp32")
-    assert line.best.gflops == max(rate.gflops for rate in line.rates)
-    assert {rate.library for rate in line.rates} == {"torch", "onnxruntime", "openvino"}
-    assert line.min_ms(works[1]) == pytest.approx(
-        1e3 * max(works[1].operations / line.best.gflops / 1e9, works[1].min_bytes("fp32") / line.bandwidth)
-    )
-    again = measured_roofline(works[:1], "fp32", seen=line)
-    assert {(rate.library, rate.shape) for rate in again.rates} == {(rate.library, rate.shape) for rate in line.rates}
-    assert len(again.rates) == len(line.rates)
-    assert all(new.gflops >= old.gflops for new, old in zip(again.rates, line.rates, strict=True))
-    assert measured_roofline(works, "fp8") is None
 
 
 @pytest.mark.nightly
@@ -300,22 +270,6 @@ def test_results_that_cannot_be_compared(result: dict[str, Any], tmp_path: Path)
             open_result(file)
 
 
-@pytest.mark.parametrize(
-    ("plan", "changes", "message"),
-    [
-        (replace(QUICK, batches=(0,)), {}, "at least 1"),
-        (replace(QUICK, batches=(4, 4)), {}, "distinct"),
-        (replace(QUICK, rounds=2), {}, "at least 3"),
-        (replace(QUICK, seconds=0), {}, "seconds is 0"),
-        (QUICK, {"samples": 3}, "at least the largest batch, 4"),
-        (QUICK, {"bound_ms": -1.0}, "more than 0"),
-    ],
-)
-def test_options_that_make_no_sense(plan: Plan, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        BenchOptions(plan=plan, **{"samples": 16, **changes})
-
-
 def test_runners_and_data_that_do_not_fit(bundle: Bundle) -> None:
     with pytest.raises(InputError, match="no runner was named"):
         bench(bundle, [])
@@ -359,9 +313,7 @@ def test_bench_of_a_live_server_from_the_command_line(
     assert "result.json" in again.stderr
     for arguments, message in (
         ((), "expected a bundle, or --compare"),
-        ((bundle.path,), "expected images with --data, or --synthetic"),
         ((bundle.path, "--data", "digits", "--synthetic"), "expected images with --data, or --synthetic"),
-        ((bundle.path, "--synthetic", "--batch", "one"), "expected numbers separated by commas, got 'one'"),
         ((bundle.path, "--compare", out, out), "compares two result files and measures no bundle"),
     ):
         refused = gmmvit("bench", *arguments)
