@@ -21,7 +21,7 @@ from gmmvit_deploy.exporting.golden import fresh_inputs
 from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.inference.int8_products import int8_saturates
 from gmmvit_deploy.inference.onnxruntime_program import OnnxRuntimeProgram
-from gmmvit_deploy.inference.openvino_program import CHUNK, OpenVinoProgram
+from gmmvit_deploy.inference.openvino_program import OpenVinoProgram
 from gmmvit_deploy.inference.precision import SPECS
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.families.vit import VIT
@@ -140,21 +140,6 @@ def test_threads_may_call_openvino_once_a_program_is_open(bundle: Bundle) -> Non
     subprocess.run([sys.executable, "-c", code, str(bundle.onnx_path)], check=True, timeout=120)
 
 
-def test_what_is_prepared_need_not_be_compiled_later(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = OpenVinoProgram(str(bundle.onnx_path), hint="f32")
-    program.prepare(3 * CHUNK)
-
-    def refuse(compiled: object) -> None:
-        raise AssertionError("compiled while a request waits")
-
-    monkeypatch.setattr(program, "_require_hint", refuse)
-    inputs = fresh_inputs(bundle, 3 * CHUNK)
-    for rows in range(1, 3 * CHUNK + 1):
-        assert program.run(inputs[:rows]).shape[0] == rows
-    with pytest.raises(AssertionError, match="compiled while"):
-        program._prepared(CHUNK, 7)  # so the assertion above can fail
-
-
 def test_a_graph_that_cannot_be_read(bundle: Bundle, tmp_path: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"not a graph")
@@ -202,21 +187,6 @@ def test_the_module_on_a_gpu(name: str, bundle: Bundle) -> None:
         report = check_parity(bundle, [runner], ParityOptions())
         assert (runner.name, runner.device) == (name, "gpu")
     assert report.passed, report.failures()
-
-
-def test_without_a_compiler(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    def refuse(*_: object, **__: object) -> object:
-        def fail(*_: object) -> None:
-            raise RuntimeError("no compiler")
-
-        return fail
-
-    monkeypatch.setattr(torch, "compile", refuse)
-    with pytest.raises(InputError, match="fails on this machine: no compiler") as caught:
-        open_runner("compile", bundle)
-    assert "g++" in caught.value.hint
 
 
 @pytest.mark.parametrize(
