@@ -199,15 +199,6 @@ def test_a_changed_bit_of_a_text_embedding_is_found(bundles: Callable[[str], Bun
     assert "'great owl' differs by up to" in constants.reasons[0]
 
 
-def test_the_command_line_exports_the_classes(folders: Callable[[str], Path], tmp_path: Path) -> None:
-    (tmp_path / "labels.txt").write_text("\n".join(LABELS))
-    words = ("--labels", tmp_path / "labels.txt", "--prompt", PROMPTS[0], "--prompt", PROMPTS[1])
-    answer = gmmvit_here("export", folders("clip_model"), "-o", tmp_path / "bundle", *words, columns=300)
-    assert answer.status == 0, answer.err
-    assert "classes: the text tower, run once in float64 with the prompts 'a photo of a {}', 'an {}'" in answer.out
-    assert open_bundle(tmp_path / "bundle").manifest.labels == LABELS
-
-
 @pytest.mark.nightly
 def test_int8_and_fp16_are_held_to_the_same_limits(bundles: Callable[[str], Bundle], tmp_path: Path) -> None:
     bundle = Path(shutil.copytree(bundles("siglip_model").path, tmp_path / "bundle"))
@@ -260,18 +251,6 @@ def test_what_is_missing_is_asked_for(
     assert re.search(message, answer.err)
     assert hint in answer.err
     assert not (tmp_path / "b").exists()
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"prompts": "a {}", "labels": ["cat"], "head": "head.pt"}, "--prompt and --head both state the classes"),
-        ({"labels": ["cat"]}, "become the classes by prompts, which are not given"),
-    ],
-)
-def test_hints_that_contradict_each_other_are_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        LoadHints(**values)
 
 
 def test_a_folder_without_tokenizer_or_text_tower_is_refused(folders: Callable[[str], Path], tmp_path: Path) -> None:
