@@ -109,7 +109,7 @@ def test_prefix_of_every_name(prefix: str, expected: Tensor, tmp_path: Path) -> 
     assert f"a '{prefix}' prefix" in loaded.file.wrapping
 
 
-PAIRS = [("state_dict", "state_dict_ema"), ("model", "model_ema"), ("model_state_dict", "model_ema")]
+PAIRS = [("state_dict", "state_dict_ema"), ("model_state_dict", "model_ema")]
 
 
 class TestTrainedAndAveraged:
@@ -293,6 +293,7 @@ def test_containers_that_share_their_content_are_read_once(tmp_path: Path) -> No
     assert loaded_head({"model": STATE, "other": nested}, tmp_path).equal(STATE["mlp_head.1.weight"])
 
 
+@pytest.mark.nightly
 def test_the_body_of_a_timm_network_is_no_prefix(tmp_path: Path) -> None:
     """The classifier of an EfficientViT is head.classifier.4."""
     network = timm.create_model("efficientvit_b0", num_classes=5).eval()

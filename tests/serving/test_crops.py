@@ -50,11 +50,16 @@ def wide(bundle: Bundle, image: ImageSpec) -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return wide(exported(tmp_path_factory.mktemp("wide"), 3), WIDE)
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A server with the preprocessing model of a network that is not square."""
-    folder = tmp_path_factory.mktemp("crops")
-    bundle = wide(exported(folder, 3, resize="center-bicubic", crop_pct=0.9), WIDE)
-    models = joined_repository(folder, {"wide": bundle}, threads=1, runner=RunnerName("openvino"))
+    models = joined_repository(
+        tmp_path_factory.mktemp("crops"), {"wide": bundle}, threads=1, runner=RunnerName("openvino")
+    )
     for model in models.glob("wide*"):
         if model.name != "wide_preprocess":
             shutil.rmtree(model)
@@ -70,13 +75,12 @@ def test_server_preprocesses_images_for_a_network_that_is_not_square(server: Tri
     np.testing.assert_array_equal(pixels, np.stack([by_timm(image, WIDE)[0] for image in IMAGES]))
 
 
-@pytest.mark.parametrize("input_kind", ["pixels", "tensor"])
-def test_configurations_of_a_network_that_is_not_square(input_kind: str, tmp_path: Path) -> None:
-    bundle = wide(exported(tmp_path, 3, input_kind=input_kind), WIDE)
-    configs = model_configs(bundle, RepositoryOptions(runner=RunnerName("openvino")))
-    shape = [20, 33, 3] if input_kind == "pixels" else [3, 20, 33]
-    assert list(configs["gmmvit_network"].input[0].dims) == shape
-    assert list(configs["gmmvit_preprocess"].output[0].dims) == shape
-    settings = json.loads(configs["gmmvit_preprocess"].parameters["preprocessing"].string_value)
-    assert settings == {**WIDE.to_json(), "threads": 0}
-    assert (settings["height"], settings["width"], settings["crop_pct"]) == (20, 33, 0.9)
+def test_configurations_of_a_network_that_is_not_square(bundle: Bundle, tmp_path: Path) -> None:
+    of_tensors = wide(exported(tmp_path, 3, input_kind="tensor"), WIDE)
+    for made, shape in ((bundle, [20, 33, 3]), (of_tensors, [3, 20, 33])):
+        configs = model_configs(made, RepositoryOptions(runner=RunnerName("openvino")))
+        assert list(configs["gmmvit_network"].input[0].dims) == shape
+        assert list(configs["gmmvit_preprocess"].output[0].dims) == shape
+        settings = json.loads(configs["gmmvit_preprocess"].parameters["preprocessing"].string_value)
+        assert settings == {**WIDE.to_json(), "threads": 0}
+        assert (settings["height"], settings["width"], settings["crop_pct"]) == (20, 33, 0.9)

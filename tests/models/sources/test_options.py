@@ -42,6 +42,7 @@ def test_the_options_are_those_of_the_hints() -> None:
     assert {*OPTIONS} == {*OWN_HINTS}
 
 
+@pytest.mark.first(8)
 @pytest.mark.parametrize(
     ("name", "option"),
     [(name, option) for name in EACH_FAMILY for option in OPTIONS if option not in READ.get(golden(name).family, ())],
@@ -54,6 +55,7 @@ def test_an_option_that_the_source_does_not_read_is_refused(name: str, option: s
     assert caught.value.hint == f"leave {typed.partition('=')[0]} out"
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("name", EACH_FAMILY)
 def test_the_name_of_another_source_is_refused(name: str) -> None:
     case = golden(name)
@@ -65,6 +67,7 @@ def test_the_name_of_another_source_is_refused(name: str) -> None:
         assert caught.value.hint == "leave --set source out"
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("name", [name for name in MANIFEST if golden(name).path.parent.name in CODES])
 def test_the_name_of_the_source_of_the_file_changes_nothing(name: str) -> None:
     case = golden(name)
