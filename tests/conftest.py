@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import pytest
 import torch
 from hypothesis import settings
@@ -25,7 +24,6 @@ from hypothesis import settings
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.spec import ImageSpec
@@ -34,7 +32,6 @@ from gmmvit_deploy.inference.precision import QUANTIZED
 from gmmvit_deploy.measure import turns
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.swin.spec import SwinSpec
-from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec
 from gmmvit_deploy.runtimes.engines.card import Engine
@@ -237,13 +234,6 @@ def small_swin(kind: MaskKind) -> Model:
         mask=MaskSpec(kind=kind, kernels=3) if kind == "gmm" else MaskSpec(),
     )
     return model_from_spec(spec).eval()
-
-
-def swin_graph(folder: Path, kind: MaskKind) -> Path:
-    """Write the float32 graph of `small_swin`."""
-    path = folder / "swin.onnx"
-    ir.save(onnx_from_model(fold(small_swin(kind)).model, preprocessing=None, max_batch=8), path)
-    return path
 
 
 @pytest.fixture(scope="session")

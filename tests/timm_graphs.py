@@ -31,8 +31,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "registers": ("vit_medium_patch16_reg4_gap_256", {**_VIT, "init_values": 0.1, "qk_norm": True}),
     "rmsnorm": ("vit_tiny_patch16_224", {**_VIT, "norm_layer": "rmsnorm"}),
     "map_pooling": ("vit_base_patch16_siglip_224", dict(_VIT)),
-    "deit_distilled": ("deit_tiny_distilled_patch16_224", dict(_VIT)),
-    "deit3": ("deit3_small_patch16_224", dict(_VIT)),
     "clip": ("vit_base_patch32_clip_quickgelu_224", dict(_VIT)),
     "swin": (
         "swin_tiny_patch4_window7_224",

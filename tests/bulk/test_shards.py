@@ -111,18 +111,6 @@ def test_an_interrupted_shard_continues_where_its_rows_were_kept(
     assert not list(folder.rglob("rows-*"))
 
 
-def test_the_rows_of_a_fast_job_are_written_once(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gmmvit_deploy.bulk._shard._KEEP_EVERY_S", 600.0)
-    source = write_folder(tmp_path / "s", {f"{n}.png": FILES["0/0000.png"] for n in range(1100)})
-    job, plan, storage = planned(bundle, source, str(tmp_path / "to"), shard_images=1100, batch=8)
-    names: set[str] = set()
-    with OpenJob(job) as opened:
-        opened.classify(plan.shards[0], lambda _: names.update(storage.names(JOB_FOLDER)))
-    assert {name for name in names if name.startswith("rows-")} == set()
-
-
 @pytest.mark.parametrize(("keep_every_s", "removed"), [(0.0, False), (0.0, True), (30.0, False)])
 def test_two_writers_of_a_shard_without_locks(
     keep_every_s: float, removed: bool, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -85,22 +85,6 @@ def test_images_in_hidden_folders_are_left_out(kind: str, tmp_path: Path) -> Non
     assert [(kind.kind, kind.files) for kind in left_out.kinds()] == [("in hidden folders", 2)]
 
 
-def test_captions_are_not_opened_and_what_cannot_be_read_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_folder(tmp_path, {"a.png": png(1), "a.txt": b"a cat", "a.JSON": b"{}", "b": png(2), "c": b"text"})
-    opened = []
-
-    def failing(_: object, path: str, *__: int) -> bytes:
-        opened.append(Path(path).name)
-        raise InputError("the network fails")
-
-    monkeypatch.setattr("gmmvit_deploy.bulk._filesystems._attempted", failing)
-    source = open_source(str(tmp_path))
-    assert opened == ["b", "c"]
-    assert ([file.path for file in source.files], source.others) == (["a.png"], ("a.JSON", "a.txt", "b", "c"))
-
-
 def test_file_and_pattern(tmp_path: Path) -> None:
     write_folder(tmp_path, FILES)
     assert list(contents(open_source(str(tmp_path / "0" / "0004.png")))) == ["0004.png"]
@@ -113,10 +97,7 @@ def test_file_and_pattern(tmp_path: Path) -> None:
     [
         ("train-{000..002}.tar", ["train-000.tar", "train-001.tar", "train-002.tar"]),
         ("{train,val}-{001..002}.tar", ["train-001.tar", "train-002.tar", "val-001.tar", "val-002.tar"]),
-        ("*-{010,000}.tar", ["train-000.tar", "train-010.tar"]),
         ("{val-001,train-{000,001}}.tar", ["train-000.tar", "train-001.tar", "val-001.tar"]),
-        ("train-{002..000}.tar", ["train-000.tar", "train-001.tar", "train-002.tar"]),
-        ("train-{000..011..10}.tar", ["train-000.tar", "train-010.tar"]),
     ],
 )
 def test_braces_of_webdataset(pattern: str, names: list[str], tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint, released_state_dict
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families import model_from_spec, preset_spec
+from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
-from tests.conftest import GOLDEN, MANIFEST, Golden, golden
+from gmmvit_deploy.models.specs import ModelSpec
+from tests.conftest import GOLDEN, MANIFEST, Golden
 from tests.golden_files import tensors_of
 from tests.models.families.test_families import cait_specs, pit_specs, swin_specs, t2t_specs, vit_specs
 
@@ -45,38 +45,9 @@ def test_what_we_write_is_what_the_released_code_writes(each_golden: Golden) -> 
         assert tensor.equal(stored), name
 
 
-@pytest.mark.parametrize(
-    ("name", "hints", "message"),
-    [
-        ("vit_plain", {}, "does not determine the number"),
-        ("vit_plain", {"heads": 5}, "is not a multiple of 5 heads"),
-        ("vit_gmm", {"heads": 6}, "number of heads in the masks of the file is 3"),
-        ("swin_plain", {"heads": 6}, "position bias table of the file is 3"),
-        ("cait_plain", {"heads": 8}, "mixing matrices of the file is 4"),
-        ("pit_gmm", {"heads": 4}, "first masks of the file is 2"),
-        ("t2t_gmm", {"heads": 8}, "masks of the file is 4"),
-        ("vit_elm", {"heads": 3, "closed_form": True}, "no alpha and sigma"),
-        ("mnist_vit", {"closed_form": True}, "is for Gaussian mixture masks, and naive_vit has no such mask"),
-        ("vit_gmm", {"preset": "vit"}, r"does not match the preset vit: .*dim 48 \(the preset has 192\)"),
-    ],
-)
-def test_hints_that_the_file_contradicts(name: str, hints: dict[str, Any], message: str) -> None:
-    case = golden(name)
-    with pytest.raises(CheckpointError, match=message):
-        load_checkpoint(case.path, replace(case.hints, **{"heads": None, **hints}))
-
-
 def test_a_closed_form_leaves_a_stored_base_unused() -> None:
     loaded = load_checkpoint(GOLDEN / "vit_gmm_256_tokens.pth", LoadHints(closed_form=True))
     assert any(name.endswith("fn.mask.mask") for name in loaded.unused)
-
-
-def test_a_preset_gives_the_heads(tmp_path: Path) -> None:
-    spec = preset_spec("vit", classes=10, image_size=32, mask=MaskSpec(kind="elm"))
-    path = saved(tmp_path, released_state_dict(model_from_spec(spec)))
-    assert load_checkpoint(path, LoadHints(preset="vit")).spec.heads == 12
-    with pytest.raises(CheckpointError, match="--set heads=6, but the preset has 12"):
-        load_checkpoint(path, LoadHints(preset="vit", heads=6))
 
 
 _BLOCK0, _BLOCK1 = "transformer.layers.0.0.fn.mask.alpha", "transformer.layers.1.0.fn.mask.alpha"
@@ -88,16 +59,10 @@ _INDEX = "layers.0.blocks.0.attn.relative_position_index"
     [
         ("vit_gmm", "transformer.layers.1.1.norm.bias", None, r"has no tensor transformer\.layers\.1\.1\.norm\.bias"),
         ("vit_gmm", "to_patch_embedding.1.weight", None, "unknown architecture"),
-        ("vit_gmm", _BLOCK0, None, r"alpha is missing"),
-        ("vit_gmm", _BLOCK0, torch.zeros(5), "4 dimensions"),
         ("vit_gmm", _BLOCK1, torch.zeros(5, 3), r"has shape \(5, 3\), expected \(5, 3, 1, 1\)"),
         ("vit_gmm", "pos_embedding", torch.zeros(1, 63, 48), "square grid"),
-        ("vit_gmm", "to_patch_embedding.1.weight", torch.zeros(48, 47), r"3·p·p"),
-        ("vit_gmm", "cls_token", torch.zeros(1, 1, 48), "square grid"),
         ("swin_gmm", _INDEX, torch.zeros(16, 16), "expected torch.int64"),
-        ("swin_gmm", _INDEX, torch.full((16, 16), 49), "points outside the bias table"),
         ("swin_gmm", "layers.0.blocks.1.attn_mask", torch.zeros(4, 16, 16), r"expected \(16, 16, 16\)"),
-        ("swin_gmm", "layers.1.blocks.0.attn.mask.alpha", torch.zeros(5, 3, 1, 1), r"expected \(5, 6, 1, 1\)"),
         ("swin_plain", "layers.0.blocks.0.attn.mask.mask", torch.zeros(16, 16), "element-wise mask"),
     ],
 )

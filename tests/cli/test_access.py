@@ -41,19 +41,3 @@ def test_a_file_that_does_not_exist(
     answer = gmmvit_here("classify", FILE, *(() if by_variable else (option, path)))
     _, hint = refused(answer, f"{option} {path}: no such file")
     assert variable in hint
-
-
-def test_a_file_of_something_else(tmp_path: Path) -> None:
-    (tmp_path / "keys.txt").write_text("alice s3cret-s3cret-s3cret\n")
-    answer = gmmvit_here("classify", FILE, "--key-file", tmp_path / "keys.txt")
-    refused(answer, "the server's key file has lines NAME KEY")
-    assert "s3cret" not in answer.err
-    answer = gmmvit_here("classify", FILE, "--ca", tmp_path / "keys.txt")
-    refused(answer, "expected certificates in PEM form")
-
-
-def test_a_key_without_tls(tmp_path: Path) -> None:
-    (tmp_path / "key.txt").write_text("s3cret-s3cret-s3cret\n")
-    answer = gmmvit_here("classify", FILE, "--url", "http://192.0.2.1", "--key-file", tmp_path / "key.txt")
-    refused(answer, "would be sent to another machine without encryption")
-    assert "s3cret" not in answer.err

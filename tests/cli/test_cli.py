@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 
 from gmmvit_cli.options import labels_from, normalisation_from
@@ -43,27 +42,6 @@ def test_inspect(gmmvit: Gmmvit) -> None:
     table = gmmvit("inspect", GOLDEN / "vit_gmm.pth").stdout
     assert "62,548" in table
     assert "gmm, K=5, per head, stored base" in table
-
-
-def test_inspect_prints_no_fields_of_variants_that_a_model_is_not(tmp_path: Path) -> None:
-    torch.save(timm.create_model("test_vit", num_classes=5).state_dict(), tmp_path / "net.pth")
-    table = gmmvit_here("inspect", tmp_path / "net.pth", "--model", "test_vit").out
-    assert " architecture " in table
-    assert not any(name in table for name in ("head blocks", "head average", "image width", "False", "None"))
-
-
-@pytest.mark.nightly
-def test_inspect_writes_a_report(gmmvit: Gmmvit, tmp_path: Path) -> None:
-    for name in ("masks.html", "masks.png"):
-        answer = done(gmmvit("inspect", GOLDEN / "swin_gmm.pth", "--report", tmp_path / name, "--json"))
-        described = json.loads(answer.out)
-        assert described["report"] == str(tmp_path / name)
-        assert len(described["masks"]) == 4
-        assert len(described["masks"][0]["heads"][0]["within"]) == 3
-        assert {step["step"] for step in described["steps"]["matrices"]} == {"before.bias"}
-        assert described["patch_filters"]["name"] == "patch_embedding"
-        assert described["position_embeddings"][0]["name"] == "position_embedding"
-    assert gmmvit("inspect", GOLDEN / "swin_gmm.pth", "--report", tmp_path / "masks.png").returncode == 1
 
 
 def test_export_parity_repository_classify(gmmvit: Gmmvit, tmp_path: Path) -> None:
@@ -163,25 +141,6 @@ def test_bad_checkpoints_are_refused_and_leave_no_files(
     error, _ = refused(gmmvit_here("export", path, "-o", tmp_path / "out" / "bundle", *CIFAR), message)
     assert error.startswith(f"Error: {path}: ")
     assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "an input of pixels needs the mean and the std of training"),
-        (("--labels", "a,b"), "2 errors:"),
-        (("--dataset", "cifar100"), "--dataset cifar100: expected 10 labels, one for each class of the model, got 100"),
-        (("--mean", "0.5,0.5", "--std", "0.5", *LABELS), "image mean: expected 3 numbers"),
-        (("--mean", "a,b,c", "--std", "1,1,1"), "a number for each channel"),
-        (("--mean", "nan,0,0", "--std", "1,1,1", *LABELS), "finite"),
-        ((*CIFAR, "--mean", "0,0,0"), "--dataset excludes --mean and --std"),
-        ((*CIFAR, "--set", "heads=7"), "the masks of the file is 3"),
-    ],
-    ids=str,
-)
-def test_bad_options_of_export(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    refused(gmmvit_here("export", GOLDEN / "vit_gmm.pth", "-o", tmp_path / "bundle", *arguments), message)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_mean_and_std_with_spaces_or_commas() -> None:

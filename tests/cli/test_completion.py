@@ -10,10 +10,6 @@ from typing import Any
 import pytest
 
 from gmmvit_cli.commands import SUMMARIES
-from gmmvit_deploy.images.datasets import DATASETS
-from gmmvit_deploy.inference.precision import PRECISIONS
-from gmmvit_deploy.models.families import PRESETS
-from gmmvit_deploy.runtimes.runners.names import RUNNERS
 from tests.cli.test_help import COMMANDS
 
 
@@ -21,19 +17,6 @@ def completions(command: str, option: str, incomplete: str = "") -> list[str]:
     (param,) = (param for param in COMMANDS[command].params if option in param.opts)
     context: Any = COMMANDS[command].make_context(command, [], resilient_parsing=True)
     return [item.value for item in param.shell_complete(context, incomplete)]
-
-
-@pytest.mark.parametrize(
-    ("command", "option", "names"),
-    [
-        ("parity", "--runner", RUNNERS),
-        ("bench", "--precision", PRECISIONS),
-        ("export", "--dataset", DATASETS),
-        ("export", "--preset", PRESETS),
-    ],
-)
-def test_names(command: str, option: str, names: list[str]) -> None:
-    assert completions(command, option) == list(names)
 
 
 def test_lists_go_on_after_a_comma() -> None:

@@ -7,7 +7,6 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
@@ -57,27 +56,6 @@ def test_export_convert_build(gmmvit: Gmmvit, calibration_images: Path, tmp_path
     assert (parity.returncode, json.loads(parity.stdout)["verdict"]) == (3, "undecided")  # no images judge int8
 
 
-def test_calibration_images_of_the_wrong_size(bundle: Bundle, tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros((4, 28, 28, 3), np.uint8))
-    answer = gmmvit_here("convert", bundle.path, "--precision", "int8", "--calibration", tmp_path / "x.npy")
-    refused(answer, "expected uint8 (N, 32, 32, 3), got uint8 (4, 28, 28, 3)")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--flavor", "tensorrt"), "tensorrt is not installed"),
-        ((), "no compute capability was named"),
-        (("--compute-capability", "8.9", "--batch", "1:8:64"), "expected a maximum batch of at most 8"),
-        (("--compute-capability", "8.9", "--timing-cache", "x"), "does not support --timing-cache"),
-        (("--compute-capability", "8.9", "--precision", "fp32", "--require-fused"), "float32: fused kernels exist"),
-    ],
-)
-def test_build_refuses(arguments: tuple[str, ...], message: str, precise_bundle: Bundle) -> None:
-    refused(gmmvit_here("build", precise_bundle.path, *arguments), message)
-    assert not (precise_bundle.path / "engines").exists()
-
-
 def test_build_of_what_is_not_there(bundle: Bundle, tmp_path: Path) -> None:
     named = ("--compute-capability", "8.9")
     neither = "expected the graph graphs/fp16.onnx and its record graphs/fp16.json, got neither"
@@ -118,13 +96,3 @@ def test_doctor_refuses_a_server_without_a_bundle_and_a_server_given_twice(bundl
     )
     both = ("--server-version", "25.04", "--server", "grpc://localhost:1")
     refused(gmmvit_here("doctor", bundle.path, *both), "--server-version and --server exclude each other")
-
-
-@pytest.mark.nightly
-def test_repository_takes_an_engine(gmmvit: Gmmvit, precise_bundle: Bundle, engine: object, tmp_path: Path) -> None:
-    plan = served_by_tensorrt(engine, tmp_path / "e").path
-    command = ("repository", precise_bundle.path, "-o", tmp_path / "r", "--backend", "tensorrt", "--engine", plan)
-    refused(gmmvit(*command, "--server-version", "24.06"), "expected the same version to load the plan, got 10.1.0")
-    refused(gmmvit(*command), "the server's TensorRT version is not known")
-    done(gmmvit(*command, "--server-version", "25.04"))
-    assert (tmp_path / "r" / "gmmvit_network" / "1" / "model.plan").is_file()

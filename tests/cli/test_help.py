@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 import shlex
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 import typer
 
-import gmmvit_cli
 from gmmvit_cli.commands import JOBS, SUMMARIES
 from gmmvit_cli.main import app
 from gmmvit_cli.panels import GENERAL
@@ -30,13 +28,6 @@ COMMANDS: dict[str, Any] = {name: GROUP.get_command(None, name) for name in SUMM
 
 def words(text: str) -> str:
     return " ".join(text.split())
-
-
-def test_every_command_of_the_package_is_listed() -> None:
-    modules = {
-        info.name: import_module(f"gmmvit_cli.{info.name}") for info in pkgutil.iter_modules(gmmvit_cli.__path__)
-    }
-    assert {name for name, module in modules.items() if hasattr(module, "EXAMPLE")} == set(SUMMARIES)
 
 
 def test_help_lists_commands_by_job_a_line_each() -> None:

@@ -77,10 +77,6 @@ OWN_CLASS = "export w.pth -o new --model n.py:Net"
             ["w.pth exists", "'fp64' is not", "--resize: expected", "x: expected a PyTorch", "- --max-batch: expected"],
         ),
         (
-            "export w.pth -o new --precision fp64 --calibration digits --crop-pct 2 --thresholds 0.5",
-            ["'fp64' is not", "- --crop-pct: expected", "thresholds belong"],
-        ),
-        (
             "parity nowhere --data folder:no --report w.html --expect-accuracy 93 --gate 2 --runner none --engine no",
             [
                 "w.html",
@@ -97,34 +93,17 @@ OWN_CLASS = "export w.pth -o new --model n.py:Net"
             ["'fp64' is not", "pattern", "- --snr-db: expected", "- --accuracy: expected a share below 1", "nowhere"],
         ),
         (
-            "build nowhere --precision fp64 --batch 2:1:1 --flavor none",
-            ["--precision: ", "MIN", "--flavor: expected auto, tensorrt or", "nowhere"],
-        ),
-        (
             "serve nowhere --classify-port 8 --host 0.0.0.0 --keys no --gateway --runner none",
             ["--keys no", "'none'", "--host and", "--classify-port and", "nowhere"],
-        ),
-        (
-            "serve nowhere --keys w.pth --max-body 2000 --host 0.0.0.0",
-            ["--keys needs", "--max-body needs", "without a key", "nowhere"],
-        ),
-        (
-            "classify no.png --features w.pth --bundle nowhere --url x --runner none",
-            ["'none'", "w.pth exists", "nowhere", "npz", "no.png", "--bundle (classify"],
         ),
         (
             "classify a --from b --to c --shards 2/1 --bundle nowhere --features f.npz",
             ["IMAGE does not", "--features does not", "--shards 2/1", "nowhere: "],
         ),
-        ("bench --data folder:no --rounds 1 --runner none", ["no: no such", "rounds", "'none'", "expected a bundle"]),
-        ("export nowhere -o new --mean 1", ["nowhere: expected a PyTorch checkpoint", "--mean requires --std"]),
         (
             f"{OWN_CLASS} --set heads=2 --resize-to 64",
             ["n.py: no such", "--resize-to does", "--set heads does", "size", "mean"],
         ),
-        (OWN_CLASS, ["n.py: no such", "the size and the channels", "the mean and the std and the resize rule"]),
-        (f"{OWN_CLASS} --labels no.txt --thresholds no.txt", ["--labels no.txt", "--thresholds no.txt"]),
-        (f"{OWN_CLASS} --mean 127 --std 60 --precision fp8", ["0.498039", "fp8 needs calibration images"]),
         (
             "optimize nowhere --data folder:no --calibration no --report w.pth --gate 2 --batch 0 --for all",
             ["w.html", "no: no such", "pattern", "nowhere", "- --gate: ", "- --batch: ", "--for: expected"],

@@ -30,15 +30,6 @@ def _normal() -> Iterator[None]:
     set_verbosity("normal")
 
 
-def test_short_work_prints_no_line(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    lines = Lines("export", clock=clock)
-    for step in range(10):
-        clock.now += 0.05
-        lines(Progress("fold the masks", step, 10))
-    assert capsys.readouterr().err == ""
-
-
 def test_long_work_prints_lines_with_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     lines = Lines("bench", clock=clock)
@@ -49,43 +40,6 @@ def test_long_work_prints_lines_with_the_time_left(capsys: pytest.CaptureFixture
     assert printed[0] == f"{LINE_MARK} bench: round 1, loss 0.5 (1 of 100 done, about 2 min left)"
     assert printed[-1] == f"{LINE_MARK} bench: round 1, loss 0.5 (94 of 100 done, about 6 s left)"
     assert len(printed) == 15  # the longer it lasts, the rarer: an hour prints a line a minute
-
-
-def test_a_count_that_is_done_does_not_run_on(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    lines = Lines("optimize", clock=clock)
-    for done in (60, 100):
-        lines(Progress("check: val", done, 100))
-        clock.now += 54.0
-        lines.beat()
-    assert capsys.readouterr().err == f"{LINE_MARK} optimize: check: val (60 of 100 done), for 54 s so far\n"
-
-
-def test_a_new_count_starts_a_new_estimate(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    lines = Lines("parity", clock=clock)
-    lines(Progress("images", 1000, 1000))
-    clock.now = 100.0
-    lines(Progress("batches", 0, 4))
-    clock.now = 125.0
-    lines(Progress("batches", 1, 4))
-    assert capsys.readouterr().err.splitlines() == [
-        f"{LINE_MARK} parity: batches (0 of 4 done)",
-        f"{LINE_MARK} parity: batches (1 of 4 done, about 75 s left)",
-    ]
-
-
-def test_a_long_step_is_named_again(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
-    lines = Lines("export", clock=clock)
-    lines.beat()  # before the first event
-    lines(Progress("export to ONNX", 1, 5))  # too soon for a line
-    for _ in range(20):
-        clock.now += 2.0
-        lines.beat()
-    assert capsys.readouterr().err.splitlines() == [
-        f"{LINE_MARK} export: export to ONNX (1 of 5 done), for {seconds} s so far" for seconds in (2, 18, 34)
-    ]
 
 
 def test_verbose_prints_each_step(capsys: pytest.CaptureFixture[str]) -> None:

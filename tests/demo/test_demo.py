@@ -114,9 +114,14 @@ def test_fp16_on_held_out_digits(demo: Demo) -> None:
     assert judged(demo.bundle, "fp16", "digits", gate=0.98).passed
 
 
+@pytest.fixture(scope="module")
+def in_int8(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return calibrated(demo, tmp_path_factory.mktemp("int8"), "digits#train")
+
+
 @pytest.mark.skipif(bool(int8_saturates()), reason=int8_saturates())
-def test_int8_on_held_out_digits(demo: Demo, tmp_path: Path) -> None:
-    report = judged(calibrated(demo, tmp_path, "digits#train"), "int8", "digits", gate=0.98)
+def test_int8_on_held_out_digits(in_int8: Bundle) -> None:
+    report = judged(in_int8, "int8", "digits", gate=0.98)
     assert report.passed, report.failures()
     low, high = report.runners[0].check("accuracy").details["top1"]["interval"]
     assert low < 0 < high
@@ -136,17 +141,8 @@ def test_int8_calibrated_on_noise_is_caught(demo: Demo, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(int8_saturates()), reason=int8_saturates())
-def test_too_few_images_fail_only_where_that_is_asked(demo: Demo, tmp_path: Path) -> None:
-    few = (
-        "parity",
-        calibrated(demo, tmp_path, "digits#train").path,
-        "--runner",
-        "onnxruntime:int8",
-        "--data",
-        "digits",
-        "--limit",
-        "50",
-    )
+def test_too_few_images_fail_only_where_that_is_asked(in_int8: Bundle) -> None:
+    few = ("parity", in_int8.path, "--runner", "onnxruntime:int8", "--data", "digits", "--limit", "50")
     answer = done(gmmvit_here(*few))
     reason = "too few images to decide"
     assert (

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import timm
 import torch
 from PIL import Image
 from torch import nn
@@ -19,13 +16,11 @@ from torch import nn
 from gmmvit_deploy.bundle.artifacts import open_bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.demo import run as module
-from gmmvit_deploy.demo._digits import load_digit_images
 from gmmvit_deploy.demo._timm_model import DemoTimmModel
 from gmmvit_deploy.demo.models import DemoModel, OwnModel
 from gmmvit_deploy.demo.run import run_demo
 from gmmvit_deploy.errors import InputError, MissingDependencyError, SpecError
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions
-from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.models.specs import MaskKind
 from gmmvit_deploy.runtimes.runners.names import RUNNERS
 
@@ -87,30 +82,6 @@ def test_model_folder_states_all_that_the_export_needs(tmp_path: Path, mask: Mas
     images = torch.randn(3, 1, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(loaded.model.double()(images), network.double()(images), rtol=0, atol=1e-12)
-
-
-def test_first_attention_with_a_single_head_does_not_make_a_shared_mixture(tmp_path: Path) -> None:
-    """The first stage of test_maxvit has one head, and the second stage has two heads."""
-    model = DemoTimmModel("test_maxvit", "gmm")
-    model.save(built(model), tmp_path / "model", epoch=1)
-    assert load_checkpoint(tmp_path / "model").spec.mask.shared is False
-
-
-def test_preprocessing_is_that_of_timm_on_the_png_files(tmp_path: Path) -> None:
-    """Transforms built by timm from config.json prepare the PNG files of the demo exactly as the demo trains."""
-    model = DemoTimmModel("test_vit")
-    model.save(built(model), tmp_path / "model", epoch=1)
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    assert config["pretrained_cfg"]["input_size"] == [1, 32, 32]
-    resolved = timm.data.resolve_data_config({}, pretrained_cfg=config["pretrained_cfg"])
-    transform: Any = timm.data.create_transform(**resolved)
-    digits = load_digit_images(model)
-    module._save_images(tmp_path, digits.held_out_pixels[:9], digits.held_out_classes[:9])
-    held_out = open_data("digits")
-    for index, label in enumerate(digits.held_out_classes[:9]):
-        expected = transform(Image.open(tmp_path / str(label) / f"{index:03d}.png")).numpy()
-        actual = model.image.tensor_from_pixels(held_out.pixels(index, model.image))
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "pit_ti_224", "deit_tiny_distilled_patch16_224"])

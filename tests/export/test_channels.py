@@ -16,7 +16,6 @@ from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import released_state_dict
-from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.images.data.images import ArrayImages
@@ -169,20 +168,3 @@ def test_swin_exports_other_channels(tmp_path: Path) -> None:
     inputs, logits = bundle.golden()
     with OnnxRuntimeRunner(bundle) as runner:
         np.testing.assert_allclose(runner.run(inputs), logits, rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    ("channels", "changes", "message"),
-    [
-        (1, {"mean": (0.5,) * 3, "std": (0.5,) * 3}, r"image mean: expected 1 numbers, one for each channel.*got 3"),
-        (4, {"std": STD[:3]}, r"image std: expected 4 numbers, one for each channel.*got 3"),
-        (1, {"input_kind": "tensor", "std": None}, "got mean without std"),
-        (1, {"resize": "crop"}, "resize: expected stretch-bilinear or .* or border-bicubic, got 'crop'"),
-    ],
-)
-def test_normalisation_that_is_not_the_networks(
-    channels: int, changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match=message):
-        exported(tmp_path, channels, **changes)
-    assert not (tmp_path / "bundle").exists()

@@ -96,12 +96,6 @@ def test_a_network_of_timm_at_the_size_of_the_example(name: str, model_args: dic
     [
         (lambda nets: nets.Net(**ARGUMENTS), {}, "module: .* keys do not fit the class Net", "give model_args"),
         (lambda nets: nets.Net(heads=2), {}, "gives other logits, which differ by up to", "give model_args"),
-        (
-            lambda nets: nets.Net(),
-            {"model_args": {"hds": 2}},
-            "module: .* unexpected keyword .*'hds'",
-            "give model_args",
-        ),
         (lambda nets: nets.Probabilities(), {}, "module: .* got probabilities", "returns only the logits"),
         (lambda nets: nets.closed(), {}, "class closed.<locals>.Inner is defined inside", "from net import Inner"),
         (
@@ -130,7 +124,6 @@ def test_a_network_of_timm_at_the_size_of_the_example(name: str, model_args: dic
     ids=[
         "keys",
         "logits",
-        "arguments",
         "softmax",
         "closure",
         "notebook",

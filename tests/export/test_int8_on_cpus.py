@@ -108,19 +108,6 @@ def test_a_copy_for_cpus_needs_no_graph_for_gpus(copied: Bundle) -> None:
 
 
 @pytest.mark.nightly
-def test_the_hint_after_a_killed_conversion_works_as_typed(copied: Bundle, calibration_images: Path) -> None:
-    (copied.path / GPU).unlink()
-    with pytest.raises(BundleError) as caught:
-        open_variant(copied, "int8")
-    typed = caught.value.hint.split(" convert ")[1].split()
-    assert typed[:5] == [str(copied.path), "--precision", "int8", "--calibration", "IMAGES"]
-    images = open_images(copied, str(calibration_images), limit=4)
-    variant_from_bundle(copied, "int8", calibration=images, force="--force" in typed)
-    open_variant(copied, "int8")
-    open_variant(copied, "int8", "static")
-
-
-@pytest.mark.nightly
 def test_no_file_is_replaced_when_the_last_cannot_be_written(
     copied: Bundle, calibration_images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.graphs.quantize import projections_of
-from gmmvit_deploy.graphs.wiring import made_by
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
 from tests.cli.terminal import Answer, gmmvit_here, refused
 
@@ -59,39 +55,6 @@ def test_products_return_until_the_gate_holds(converted: tuple[Bundle, Answer]) 
     assert all(one["error_share"] > 0 for one in calibration["moved"])
     assert calibration["gate_images"] == calibration["images"] // 2
     assert calibration["machine"]
-
-
-@pytest.mark.nightly
-def test_both_graphs_leave_the_same_projections(converted: tuple[Bundle, Answer]) -> None:
-    """A graph for GPUs has no dynamic form, and computes these projections in float16."""
-    bundle, _ = converted
-    recipe = record_of(bundle)["calibration"]["recipe"]
-    left, static = {*recipe["dynamic"], *recipe["float32"]}, [True, True]
-    for file, dynamic in ((GPU, [False, False]), (CPU, [False, True])):
-        pairs = {
-            node.name: [made_by(value, "DequantizeLinear") is not None for value in node.inputs[:2]]
-            for node in projections_of(ir.load(bundle.path / file).graph)
-        }
-        assert {re.sub(r"\.parts\.\d", "", name) for name, pair in pairs.items() if pair != static} == left
-        assert all(
-            pair == dynamic for name, pair in pairs.items() if re.sub(r"\.parts\.\d", "", name) in recipe["dynamic"]
-        )
-
-
-@pytest.mark.nightly
-def test_convert_and_inspect_print_what_returned_and_why(converted: tuple[Bundle, Answer]) -> None:
-    bundle, answer = converted
-    inspected = gmmvit_here("inspect", bundle.path)
-    calibration = record_of(bundle)["calibration"]
-    for text in (answer.out, inspected.out):
-        assert all(f"{one['projection']} " in text for one in calibration["moved"])
-        assert f"snr-db {DB}, on 32 images that set no range" in text
-    tried = re.search(r"graphs/int8-mixed\.onnx: what was tried\s+dB.*\s+─+\s+(\S+)", inspected.out)
-    assert tried is not None
-    assert tried[1] == f"{max(one['db'] for one in calibration['tried']):.1f}"
-    assert calibration["machine"] in inspected.out
-    assert json.loads(gmmvit_here("inspect", bundle.path, "--json").out)["records"]["int8-mixed"] == record_of(bundle)
-    refused(gmmvit_here("inspect", bundle.path, "--report", "x.html"), "--report draws a checkpoint")
 
 
 @pytest.mark.nightly

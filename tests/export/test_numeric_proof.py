@@ -22,7 +22,6 @@ from gmmvit_deploy.exporting.graphs_of_precisions import PreparedGraph
 from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.graphs.wiring import add_constant, stored
 from gmmvit_deploy.inference.int8_products import int8_saturates
-from gmmvit_deploy.runtimes.programs import openvino as runtime_module
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner
 from gmmvit_deploy.runtimes.runners.open import default_runners, fastest_runner, open_runner
@@ -164,19 +163,6 @@ def test_a_fault_in_the_file_of_a_precision_ends_the_conversion(
     with pytest.raises(ExportError, match=r"fp16\.onnx: .*: runner onnxruntime:fp16: it cannot run the"):
         variant_from_bundle(copied, "fp16")
     assert {path.name for path in copied.path.iterdir()} == before
-
-
-@pytest.mark.nightly
-def test_the_reason_why_our_kernels_were_not_proven_stays_in_the_manifest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(runtime_module, "openvino_library", lambda: (None, "no C++ compiler"))
-        made = export(tmp_path / "bundle")
-    why = "runner openvino+kernels cannot run here: no C++ compiler"
-    assert made.manifest.export_skipped["openvino+kernels"] == why
-    assert "openvino+kernels_largest_abs" not in made.manifest.export_parity
-    assert open_bundle(made.path).manifest == made.manifest
 
 
 @pytest.mark.nightly

@@ -82,15 +82,6 @@ def test_parity_without_images_is_undecided(bundle: Bundle) -> None:
 
 
 @pytest.mark.nightly
-def test_the_command_states_that_the_accuracy_was_not_checked(bundle: Bundle, gmmvit: Gmmvit) -> None:
-    answer = gmmvit("parity", bundle.path, "--runner", "onnxruntime")
-    assert answer.returncode == 0, answer.stderr
-    assert f"undecided: onnxruntime: accuracy: {WHY}, and its accuracy at this size was not checked" in answer.stdout
-    assert answer.stdout.rstrip().endswith("passed, but some checks are undecided")
-    assert gmmvit("parity", bundle.path, "--runner", "onnxruntime", "--require-accuracy").returncode == 1
-
-
-@pytest.mark.nightly
 def test_parity_with_images_compares_top1(bundle: Bundle, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     for label in bundle.manifest.labels:

@@ -6,7 +6,6 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from torch import nn
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ExportError
@@ -14,7 +13,6 @@ from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
 from gmmvit_deploy.graphs.folded import constant_nodes, prove_folded
 from gmmvit_deploy.graphs.wiring import add_constant, stored
-from gmmvit_deploy.models.families.vit.model import ViT
 from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.conftest import RELEASED
@@ -77,19 +75,6 @@ def test_a_graph_that_computes_constants_or_masks_is_refused(graph: ir.Model, fo
         assert constant_nodes(busy.graph) == (["node_Neg_0 (Neg)"] if operator == "Neg" else [])
         with pytest.raises(ExportError, match=message):
             prove_folded(busy.graph, folded.masks, folded.biases)
-
-
-@pytest.mark.nightly
-@pytest.mark.integration
-def test_equal_masks_of_two_layers_share_one_constant() -> None:
-    model: ViT = small(MaskSpec(kind="elm"))
-    for block in model.blocks:
-        block.attention.scores.before.mask.weight = nn.Parameter(torch.full((16, 16), 0.5) + torch.eye(16))
-    result = fold(model)
-    records, _ = prove_folded(
-        onnx_from_model(result.model, preprocessing=None, max_batch=4).graph, result.masks, result.biases
-    )
-    assert len({record.constant for record in records}) == 1
 
 
 @pytest.mark.parametrize("name", each_export(RELEASED))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -38,30 +37,12 @@ def test_a_declared_attention_is_known_by_the_products_around_its_softmax(
     assert attention.nodes == (("s", "p", "y") if known else ("p",))
 
 
-@pytest.mark.parametrize("divisor", ["sum", "add"])
-def test_the_division_by_a_sum_is_a_norm(divisor: str) -> None:
-    body = (
-        f"p = Softmax<axis = 1>(x) sum = ReduceSum(p, axes) add = Add(e, sum) div = Div(p, {divisor}) y = Div(div, p)"
-    )
-    graph = small_graphs.graph(body, x="b, 2, 2", axes=np.array([2]), e=np.float32([1e-9])).graph
-    norms = {name for name, role in roles_by_name(graph).items() if role == "norm"}
-    assert norms == {"sum", "div", divisor}
-
-
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_an_unknown_operator_computes_in_float32(precision: Precision) -> None:
     model = cast_graph(small_graphs.graph("t = Tanh(x) y = Softmax(t)"), precision)
     inferred = onnx.shape_inference.infer_shapes(ir.to_proto(model), strict_mode=True)
     types = {value.name: value.type.tensor_type.elem_type for value in inferred.graph.value_info}
     assert types["t"] == TensorProto.FLOAT
-
-
-def test_a_declared_role_holds_against_the_rules() -> None:
-    """By the rules a sum of two computed values is a residual; this node declares a bias on the scores."""
-    graph = small_graphs.graph("s = Add(x, x) y = Identity(s)").graph
-    declare(graph.node("s"), "score_bias")
-    declare(graph.node("y"), "shape")
-    assert roles_by_name(graph) == {"s": "score_bias", "y": "shape"}
 
 
 def test_a_declared_role_that_no_policy_has_is_refused() -> None:
@@ -83,18 +64,6 @@ def test_what_families_declare_is_what_the_rules_see(name: str, tensor_bundles: 
     guessed = {node: role for node, role in roles_of(graph).items() if role != "unknown"}
     assert guessed == {node: role for node, role in roles.items() if node in guessed}
     assert attentions_of(graph) == attentions
-
-
-def test_a_number_for_each_head_is_a_scale_to_the_rules() -> None:
-    """A learned temperature multiplies the scores of each head by one number; a mask multiplies each entry."""
-    inputs = ", ".join(f"float[b, 2, 3, 3] {name}" for name in "qkv")
-    proto = onnx.parser.parse_graph(
-        f"""g ({inputs}) => (float[b, 2, 3, 3] y) <float[2, 1, 1] t = {{1, 2}}> {{
-            s = MatMul(q, k)  m = Mul(s, t)  p = Softmax(m)  o = MatMul(p, v)  y = Identity(o)
-        }}"""
-    )
-    graph = ir.from_proto(proto)
-    assert next(role for node, role in roles_of(graph).items() if node.op_type == "Mul") == "scale"
 
 
 # ---- operators without a known role --------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError, GmmvitError, InputError, SpecError
 from gmmvit_deploy.exporting.options import ExportOptions
-from gmmvit_deploy.models.families import PRESETS
 from gmmvit_deploy.models.layers.fused_call import AnsweredAttention
 from gmmvit_deploy.models.sources.hints import LoadHints
 from tests.hugging_face.folders import ARCHITECTURES, LABELS, edited, saved
@@ -206,18 +205,6 @@ def test_the_line_for_what_transformers_must_load_itself(
     with torch.inference_mode():
         logits = loaded.model.double()(images)
     assert float((logits - own_logits(vit, images)).abs().max()) < EXACT
-
-
-@pytest.mark.parametrize(
-    ("hints", "message"),
-    [
-        ({"model_args": {"depth": 2}}, "--model-args does not apply to a file of Hugging Face transformers"),
-        ({"preset": next(iter(PRESETS))}, "the file has the family hugging_face"),
-    ],
-)
-def test_options_that_contradict_the_folder_are_refused(hints: dict[str, Any], message: str, vit: Path) -> None:
-    with pytest.raises(GmmvitError, match=message):
-        load_checkpoint(vit, LoadHints(**hints))
 
 
 @pytest.mark.parametrize(

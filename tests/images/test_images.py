@@ -19,11 +19,8 @@ GREY = ImageSpec(height=20, width=28, channels=1, mean=(0.1,), std=(0.3,))
     ("changes", "message"),
     [
         ({"channels": 5, "mean": (0.0,) * 5, "std": (1.0,) * 5}, "image channels: expected 1, 2, 3 or 4, got 5"),
-        ({"height": 0}, "image height: expected a whole number of at least 1, got 0"),
         ({"mean": (0.1, 0.2, 0.3)}, "image mean: expected 1 numbers, one for each channel of the network, got 3"),
-        ({"std": ()}, "image std: expected 1 numbers, one for each channel of the network, got 0"),
         ({"std": (0.0,)}, "image std: expected numbers above 0, got 0"),
-        ({"mean": (float("inf"),)}, "image mean: expected finite numbers, got inf"),
         ({"std": None}, "got mean without std"),
         ({"resize": "crop"}, "resize rule: expected stretch-bilinear, .* or border-bicubic, got 'crop'"),
         ({"resize": "shortest-bilinear"}, "resize rule shortest-bilinear is for square images, got 20×28"),
@@ -33,25 +30,6 @@ GREY = ImageSpec(height=20, width=28, channels=1, mean=(0.1,), std=(0.3,))
 def test_refuses_what_cannot_be(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         replace(GREY, **changes)
-
-
-@pytest.mark.parametrize(
-    ("mean", "std", "hint"),
-    [
-        ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375), "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225"),
-        ((127.5,) * 3, (1.0,) * 3, "--mean 0.5,0.5,0.5 --std 0.00392157,0.00392157,0.00392157"),
-        ((0.0,) * 3, (255.0,) * 3, "--mean 0,0,0 --std 1,1,1"),
-        ((128.0,) * 3, (0.25,) * 3, "--mean 0.501961,0.501961,0.501961 --std 0.25,0.25,0.25"),
-    ],
-    ids=["both", "only mean", "only std", "only mean, and a std below 1"],
-)
-def test_mean_and_std_for_pixels_from_0_to_255_are_refused(
-    mean: tuple[float, ...], std: tuple[float, ...], hint: str
-) -> None:
-    with pytest.raises(InputError, match="mean and std: expected values for pixel values scaled to") as caught:
-        ImageSpec(height=8, width=8, channels=3, mean=mean, std=std)
-    assert caught.value.hint.endswith(f"divide by 255: {hint}")
-    ImageSpec(height=8, width=8, channels=3, mean=(0.0,) * 3, std=(1 / 255,) * 3)  # a network for 0 to 255
 
 
 @pytest.mark.parametrize("kind", ["L", "LA", "RGB", "RGBA", "P", "1", "CMYK"])

@@ -92,17 +92,9 @@ class TestLabelFiles:
             '{"dog": 1, "cat": 0, "bird": 2}',
             '{"model_type": "vit", "id2label": {"0": "cat", "1": "dog", "2": "bird"}}',
             "0 cat\n1 dog\n2 bird",
-            "0\tcat\n2\tbird\n1\tdog",
-            "000: cat\n001: dog\n002: bird",
-            "0. cat\n1. dog\n2. bird",
-            "cat,0\ndog,1\nbird,2",
             "id;name\n0;cat\n1;dog\n2;bird",
-            "cat 0\nbird 2\ndog 1",
-            "[0] cat\n[1] dog\n[2] bird",
-            "(0) cat\n(1) dog\n(2) bird",
             '"name","id"\n"cat",0\n"dog",1\n"bird",2',
             "\u200b0\u00a0c\u200bat\n1\u00a0\u200edog\u200f\n2\u00a0bi\ufeffrd\u2060",
-            '\u200b["c\u00adat",\u00a0"dog\u202c", "bird"]',
         ],
     )
     def test_the_formats(self, content: str, tmp_path: Path) -> None:
@@ -113,13 +105,10 @@ class TestLabelFiles:
         "names",
         [
             ("0", "1", "2"),
-            ("class 0", "class 1"),
             ("0 stars", "1 star", "2 stars"),
             ("3-toed sloth", "2-toed sloth"),
-            ("0.5 mm", "1.5 mm"),
             ("tench, Tinca tinca", "goldfish, Carassius auratus"),
             ("cat [indoor]", "dog [indoor]"),
-            ("Boeing 737", "Airbus 320"),
             ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\U0001f469\u200d\U0001f33e"),
         ],
     )
@@ -131,15 +120,11 @@ class TestLabelFiles:
         ("content", "message"),
         [
             (b"1 cat\n2 dog", "expected the indices 0 to 1, each once, beside the names, got 1, 2"),
-            (b"4011000000 cat\n4011000001 dog", "expected the indices 0 to 1, .* got 4011000000, 4011000001"),
             (b"0,cat,animal\n1,dog,animal", "got further columns: 0,cat,animal"),
             (b"cat,0\ndog,0", "expected the indices 0 to 1, each once, beside the names, got 0, 0"),
-            (b'{"1": "cat", "2": "dog"}', "expected JSON .* got the indices 1, 2"),
             (b'{"0": "cat", "0": "dog"}', "the same key twice"),
             (b'[{"id": 0, "name": "cat"}]', 'got {"id": 0, "name": "cat"} for a name'),
-            (b'["cat"\n"dog"]', "expected JSON"),
             (b'"cat",\n"dog",', "lines with the marks of a list"),
-            (b"- cat\n- dog", "lines with the marks of a list"),
             (b"caf\xe9\nth\xe9", "the file is not UTF-8 text"),
             (b"cat\x00\ndog", "a control character"),
         ],
@@ -185,8 +170,6 @@ class TestThresholdFiles:
             ('{"a": 0.5}', ("a", "b"), "expected 2 thresholds, one for each label, got 1: b is missing"),
             ('{"a": 0.5, "b": 0.5, "c": 0.5}', ("a", "b"), "got 3: there is no label c"),
             ('{"a": "half"}', ("a",), "expected a number on each line"),
-            ('"a"', ("a",), "expected a number on each line"),
-            ("[null]", ("a",), "expected a number on each line"),
             ("{", ("a",), "expected a number on each line"),
         ],
     )
@@ -201,23 +184,6 @@ class TestThresholdFiles:
         with pytest.raises(InputError, match=message) as caught:
             read()
         assert "t.json" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"task": "multi-label"}, "the task multi-label needs thresholds"),
-        ({"thresholds": 0.5}, "thresholds belong to a multi-label network"),
-        ({"task": "multi-label", "thresholds": 0.5, "outputs": ("features",)}, "the outputs have no logits"),
-        ({"mean": 0.5}, "expected both mean and std, or neither; got mean without std"),
-        ({"crop_pct": 1.5}, "crop_pct: expected a number above 0 and at most 1, got 1.5"),
-        ({"crop_pct": 0, "max_batch": 0}, "(?s)^2 errors:.*crop_pct: .*max_batch: "),
-    ],
-    ids=["no thresholds", "no task", "no logits", "mean", "crop", "several"],
-)
-def test_options_that_contradict_each_other(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        ExportOptions(**changes)
 
 
 @pytest.mark.parametrize("text", ["[" * 3000 + "]" * 3000, '{"0": "cat", "' + "9" * 5000 + '": "dog"}'])

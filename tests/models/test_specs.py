@@ -6,7 +6,7 @@ import pytest
 
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.images.datasets import DATASETS
-from gmmvit_deploy.models.families import PRESETS, preset_spec, spec_from_json
+from gmmvit_deploy.models.families import spec_from_json
 from gmmvit_deploy.models.families.custom.spec import CustomSpec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
@@ -39,22 +39,6 @@ def test_refuses_what_cannot_be(change: dict[str, int], message: str) -> None:
         replace(SPEC, **change)
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        {"kind": "gmm"},
-        {"kind": "elm", "kernels": 3},
-        {"kind": "decay", "kernels": 3},
-        {"kind": "plain", "shared": True},
-        {"kind": "retention"},
-    ],
-    ids=str,
-)
-def test_refuses_a_mask_that_cannot_be(mask: dict[str, object]) -> None:
-    with pytest.raises(SpecError):
-        MaskSpec(**mask)
-
-
 @pytest.mark.parametrize("data", [{}, {"family": "resnet"}, {"family": "vit"}, {**spec_to_json(SPEC), "colour": 1}])
 def test_json_of_something_else(data: dict[str, object]) -> None:
     with pytest.raises(SpecError):
@@ -72,12 +56,6 @@ def test_json_of_a_custom_spec_that_contradicts_itself(field: str, value: object
     assert spec_from_json(spec_to_json(spec)) == spec
     with pytest.raises(SpecError):
         spec_from_json({**spec_to_json(spec), field: value})
-
-
-def test_unknown_preset_lists_the_known_presets() -> None:
-    with pytest.raises(SpecError) as caught:
-        preset_spec("vit-huge", classes=10, image_size=32, mask=MaskSpec())
-    assert all(name in caught.value.hint for name in PRESETS)
 
 
 def test_datasets_have_as_many_labels_as_classes() -> None:

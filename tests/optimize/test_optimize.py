@@ -19,10 +19,9 @@ from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.bundle.variants import forms_in, open_variant
 from gmmvit_deploy.doctor import examine_bundle
 from gmmvit_deploy.exporting import cascades as cascades_of_images
-from gmmvit_deploy.exporting.variants import variant_from_bundle, variants_from_bundle
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.intervals import Measured
-from gmmvit_deploy.optimize import _programs, _race
+from gmmvit_deploy.optimize import _race
 from gmmvit_deploy.optimize.page import page_of
 from gmmvit_deploy.optimize.table import could_pass
 from gmmvit_deploy.parity import _deferral
@@ -150,20 +149,6 @@ def test_missing_forms_of_int8_are_tried_and_written_beside_what_was_there(
         assert graph.path == bundle.path / f"graphs/int8-{form}.onnx"
         assert graph.sha256 == of(choice, f"openvino:int8-{form}").graph_sha256
     assert graph_of(bundle, RunnerName.parse("openvino:int8")).form == "static"
-
-
-@pytest.mark.nightly
-def test_a_gate_that_the_static_form_reached_is_not_searched_again(
-    precise_bundle: Bundle, calibration_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundle = copied(precise_bundle, tmp_path)
-    variants_from_bundle(bundle, ("int8",), str(calibration_images), 64, gate=Gate(keep_decisions=0.5), force=True)
-    variant_from_bundle(bundle, "int8")
-    monkeypatch.setattr(_programs, "variants_from_bundle", None)  # a call would be an error
-    why_not = _programs.convert_missing(
-        bundle, ("fp16",), str(calibration_images), lambda _: None, gate=Gate(keep_decisions=0.5)
-    )
-    assert why_not == {("int8", "mixed"): "no projection has to leave the static form for the gate to hold"}
 
 
 def test_without_labels_decisions_decide_and_without_calibration_static_int8_is_left_out(
@@ -331,13 +316,6 @@ def test_labels_that_cannot_judge_are_refused(
             patched.delattr("gmmvit_deploy.optimize.run.convert_missing")
             refused(gmmvit_here(*words), message)
         assert not (bundle.path / "runners.json").exists()
-
-
-@pytest.mark.nightly
-def test_kept_decisions_need_no_labels(precise_bundle: Bundle, labelled: Path, tmp_path: Path) -> None:
-    words = ("--data", f"array:{labelled}", "--limit", "200", "--keep-decisions", "0.5")
-    choice, _ = optimized(copied(precise_bundle, tmp_path), *words)
-    assert (choice.gate.kind, choice.candidates[0].runner.precision) == ("kept decisions", "int8")
 
 
 def int8_report(images: int, kept: float, *others: Check) -> RunnerReport:

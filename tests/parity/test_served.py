@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -157,15 +156,3 @@ def test_a_bundle_that_cannot_even_be_called(
     assert answer.returncode == 1
     assert "Error: http://" in answer.stderr
     assert "hint: write the repository again" in answer.stderr
-
-
-def test_the_command_line(
-    bundle: Bundle, broken_server: TritonServer, tmp_path: Path, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    urls = ("--url", broken_server.grpc_url, "--url", broken_server.http_url)
-    options = ("--runner", "triton-grpc,triton-http", *urls, "--served-name", "right", "--json")
-    answer = gmmvit("parity", bundle.path, *options)
-    assert answer.returncode == 0, answer.stderr
-    report = json.loads(answer.stdout)
-    assert [runner["runner"] for runner in report["runners"]] == ["triton-grpc", "triton-http"]
-    assert report["verdict"] == "passed"

@@ -1,4 +1,4 @@
-"""Models whose images are cropped, padded or not square, from the bundle to a real Triton server."""
+"""A model whose images are cropped and not square, from the bundle to a real Triton server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,27 +14,18 @@ import pytest
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.inference.runner_name import RunnerName
-from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
-from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
-from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
-from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.model_configs import model_configs
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
-from tests.export.test_channels import LABELS, SPEC, exported
+from tests.export.test_channels import SPEC, exported
 from tests.inference.test_preprocess import encoded, photo
 from tests.inference.test_timm_preprocess import by_timm
 from tests.serving.conftest import joined_repository
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
-CASES: dict[str, tuple[int, dict[str, Any]]] = {
-    "center": (3, {"resize": "center-bicubic", "crop_pct": 0.9}),
-    "squash": (3, {"resize": "squash-bilinear", "crop_pct": 0.875}),
-    "border": (1, {"resize": "border-bicubic", "crop_pct": 0.95}),
-}
 IMAGES = [photo(51, 37), photo(20, 64, "L"), photo(33, 33), photo(11, 15)]
 FILES = [encoded(image, "PNG") for image in IMAGES]
 WIDE = ImageSpec(
@@ -60,50 +50,21 @@ def wide(bundle: Bundle, image: ImageSpec) -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
-    return {
-        name: exported(tmp_path_factory.mktemp(name), channels, **changes)
-        for name, (channels, changes) in CASES.items()
-    }
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return wide(exported(tmp_path_factory.mktemp("wide"), 3), WIDE)
 
 
 @pytest.fixture(scope="module")
-def server(bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """A server with the models of every case, and the preprocessing model of a network that is not square."""
-    sources = {**bundles, "wide": wide(bundles["center"], WIDE)}
-    folder = tmp_path_factory.mktemp("crops")
-    models = joined_repository(folder, sources, threads=1, runner=RunnerName("openvino"))
+def server(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """A server with the preprocessing model of a network that is not square."""
+    models = joined_repository(
+        tmp_path_factory.mktemp("crops"), {"wide": bundle}, threads=1, runner=RunnerName("openvino")
+    )
     for model in models.glob("wide*"):
         if model.name != "wide_preprocess":
             shutil.rmtree(model)
     with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
         yield running
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_server_gives_the_answers_for_timms_tensors(
-    name: str, bundles: dict[str, Bundle], server: TritonServer, tmp_path: Path
-) -> None:
-    bundle = bundles[name]
-    pixels = np.stack([by_timm(image, bundle.manifest.image)[0] for image in IMAGES])
-    with OnnxRuntimeRunner(bundle) as runner:
-        expected = runner.run(pixels)
-    images = np.array([[file] for file in FILES], dtype=np.object_)
-    paths = [tmp_path / f"{index}.png" for index in range(len(FILES))]
-    for path, file in zip(paths, FILES, strict=True):
-        path.write_bytes(file)
-    for url in (server.grpc_url, server.http_url):
-        with TritonConnection(url) as connection:
-            np.testing.assert_array_equal(
-                connection.infer(f"{name}_preprocess", "IMAGE", images, output="pixels"), pixels
-            )
-            np.testing.assert_allclose(connection.infer(name, "IMAGE", images), expected, rtol=0, atol=1e-5)
-        with TritonClassifier(url, model=name) as classifier:
-            answers = classify_files(classifier, paths, top=1)
-        assert [answer.predictions[0].label for answer in answers] == [LABELS[i] for i in expected.argmax(1)]
-    with TritonRunner(bundle, server.grpc_url, model=name) as runner:
-        report = check_parity(bundle, [runner])
-    assert report.passed, report.failures()
 
 
 def test_server_preprocesses_images_for_a_network_that_is_not_square(server: TritonServer) -> None:
@@ -114,13 +75,12 @@ def test_server_preprocesses_images_for_a_network_that_is_not_square(server: Tri
     np.testing.assert_array_equal(pixels, np.stack([by_timm(image, WIDE)[0] for image in IMAGES]))
 
 
-@pytest.mark.parametrize("input_kind", ["pixels", "tensor"])
-def test_configurations_of_a_network_that_is_not_square(input_kind: str, tmp_path: Path) -> None:
-    bundle = wide(exported(tmp_path, 3, input_kind=input_kind), WIDE)
-    configs = model_configs(bundle, RepositoryOptions(runner=RunnerName("openvino")))
-    shape = [20, 33, 3] if input_kind == "pixels" else [3, 20, 33]
-    assert list(configs["gmmvit_network"].input[0].dims) == shape
-    assert list(configs["gmmvit_preprocess"].output[0].dims) == shape
-    settings = json.loads(configs["gmmvit_preprocess"].parameters["preprocessing"].string_value)
-    assert settings == {**WIDE.to_json(), "threads": 0}
-    assert (settings["height"], settings["width"], settings["crop_pct"]) == (20, 33, 0.9)
+def test_configurations_of_a_network_that_is_not_square(bundle: Bundle, tmp_path: Path) -> None:
+    of_tensors = wide(exported(tmp_path, 3, input_kind="tensor"), WIDE)
+    for made, shape in ((bundle, [20, 33, 3]), (of_tensors, [3, 20, 33])):
+        configs = model_configs(made, RepositoryOptions(runner=RunnerName("openvino")))
+        assert list(configs["gmmvit_network"].input[0].dims) == shape
+        assert list(configs["gmmvit_preprocess"].output[0].dims) == shape
+        settings = json.loads(configs["gmmvit_preprocess"].parameters["preprocessing"].string_value)
+        assert settings == {**WIDE.to_json(), "threads": 0}
+        assert (settings["height"], settings["width"], settings["crop_pct"]) == (20, 33, 0.9)

@@ -113,15 +113,6 @@ class TestServer:
             expected = [bundle.manifest.image.pixels_from_bytes(data) for (data,) in images_of]
             np.testing.assert_array_equal(answer, np.stack(expected))
 
-    def test_a_damaged_image_among_large_images_is_named(self, limited_server: TritonServer) -> None:
-        good, cut = flat_png(1500, 1500), png(1500, 1500, b"")
-        message = r"image 1: the PNG image is damaged or truncated"
-        with (
-            TritonConnection(limited_server.grpc_url) as connection,
-            pytest.raises(RequestRejectedError, match=message),
-        ):
-            connection.infer("gmmvit", "IMAGE", as_bytes(good, cut))
-
     def test_small_images_do_not_wait_and_more_is_refused(self, limited_server: TritonServer) -> None:
         """While two requests of 49 million pixels wait, small requests are answered, and a third is refused."""
         bomb, small = flat_png(7000, 7000), encoded(photo(32, 32), "PNG")

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -24,25 +23,20 @@ from torch.nn import functional
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.loading import released_state_dict
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
-from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.images.data.formats import digits
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
-from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.report import SCHEMA_PATH
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
-from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.front.options import FRONT_HEADER, FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
+from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.browser import open_chromium
-from tests.conftest import FREE_PORTS, golden
-from tests.serving.conftest import joined_repository
-from tests.serving.test_server import url_of
+from tests.conftest import FREE_PORTS
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 SIDE = 16
@@ -106,21 +100,9 @@ def multi(folder: Path, gmmvit: Command) -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def backbone(folder: Path) -> Bundle:
-    """The teacher of a file of DINO, without a head."""
-    case = golden("dino_linear")
-    hints = replace(case.hints, head=None, head_blocks=None, only_features=True)
-    options = ExportOptions(
-        mean=(0.5,) * 3, std=(0.5,) * 3, resize="stretch-bilinear", max_batch=8, outputs=("features",)
-    )
-    return bundle_from_checkpoint(case.path, folder / "dino", options, hints=hints)
-
-
-@pytest.fixture(scope="module")
-def server(multi: Bundle, backbone: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """A server with the models ``gmmvit`` and ``dino``."""
-    models = joined_repository(tmp_path_factory.mktemp("served"), {"gmmvit": multi, "dino": backbone})
-    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
+def server(multi: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    repository = repository_from_bundle(multi, tmp_path_factory.mktemp("served") / "models")
+    with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as running:
         yield running
 
 
@@ -158,33 +140,6 @@ def test_the_server_gives_the_labels_of_pytorch(logits: np.ndarray, server: Trit
     given = [set(classifier.label_set.decided(answer.predictions)) for answer in answers]
     right = sum(labels == truth for labels, truth in zip(given, truth_of(folder).values(), strict=True))
     assert right > 30, "the network was trained; if most images are wrong, labels are in another order"
-
-
-def test_features_over_grpc_are_those_of_pytorch(multi: Bundle, server: TritonServer) -> None:
-    golden = multi.golden_set()
-    with TritonRunner(multi, server.grpc_url) as runner:
-        answers = runner.rows_all(golden.inputs)
-    np.testing.assert_allclose(answers["features"], golden.features, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_features_of_a_dino_backbone_are_within_parity_s_limits(
-    protocol: str, backbone: Bundle, server: TritonServer, folder: Path
-) -> None:
-    url = url_of(server, protocol)
-    with TritonRunner(backbone, url, model="dino") as runner:
-        report = check_parity(backbone, [runner])
-    verdicts = {check.name: check.verdict for check in report.runners[0].checks}
-    assert (verdicts["numeric"], verdicts["preprocessing"]) == ("passed", "passed")
-    assert verdicts["served"] != "failed"
-    assert report.verdict != "failed"
-    with TritonClassifier(url, model="dino") as classifier:
-        (answer,) = classify_files(classifier, [folder / "0.png"], features=True)
-        assert answer.features is not None
-        assert answer.features.shape == (24,)
-        assert answer.predictions == ()
-        with pytest.raises(InputError, match=f"dino at {url}: expected a network with logits"):
-            classify_files(classifier, [folder / "0.png"])
 
 
 def test_the_classification_extension_keeps_repeated_labels_apart(multi: Bundle, server: TritonServer) -> None:

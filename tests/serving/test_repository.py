@@ -21,7 +21,6 @@ from gmmvit_deploy.runtimes.engines.compatibility import server_tensorrt
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
-from gmmvit_deploy.serving.served_models import read_models
 
 
 def config(path: Path) -> model_config_pb2.ModelConfig:
@@ -63,17 +62,6 @@ def test_every_backend_gives_five_models(backend: str, engine: Engine, precise_b
     assert (network.instance_group[0].kind == gpu) == (backend == "tensorrt")
     runner = {"python": f"openvino{'+kernels' if ours else ''}", "tensorrt": "tensorrt:fp16"}.get(backend, backend)
     assert network.parameters["gmmvit_runner"].string_value == written.runner == runner
-
-
-@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "openvino+kernels"])
-def test_only_a_runner_with_kernels_has_their_library(name: str, bundle: Bundle, tmp_path: Path) -> None:
-    runner = RunnerName.parse(name)
-    if runner.kernels and kernels_for_graph(bundle.onnx_path, "fp32")[0] is None:
-        pytest.skip("our kernels are not available here")
-    written = repository_from_bundle(bundle, tmp_path / "r", RepositoryOptions(runner=runner))
-    ours = [path.name for path in (tmp_path / "r" / "gmmvit_network" / "1").iterdir() if path.suffix == ".so"]
-    assert ours == ["openvino_kernels.so"] * runner.kernels
-    assert read_models(tmp_path / "r").runner == written.runner == name
 
 
 def test_kernels_that_must_be_there_and_cannot(tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:

@@ -14,11 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import RepositoryError, RequestRejectedError, ServerError
-from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
@@ -27,10 +25,9 @@ from gmmvit_deploy.serving.installs import find_server, system_server
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from tests.conftest import FREE_PORTS, cifar_options, golden
+from tests.conftest import FREE_PORTS
 from tests.inference.test_preprocess import encoded, photo, png_bomb
 from tests.serving.commands import Serve, processes_naming, wait_gone
-from tests.serving.conftest import joined_repository
 from tests.serving.shared import Running
 from tests.waiting import wait_until
 
@@ -50,46 +47,6 @@ def connection(request: pytest.FixtureRequest, server: Running) -> Iterator[Trit
 
 def as_bytes(*images: bytes) -> np.ndarray:
     return np.array([[data] for data in images], dtype=np.object_)
-
-
-FAMILIES = ("swin_gmm", "t2t_gmm")
-
-
-@pytest.fixture(scope="module")
-def family_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
-    """Checkpoints of other families than ViT, with pixels as input."""
-    folder = tmp_path_factory.mktemp("families")
-    return {name: bundle_from_checkpoint(golden(name).path, folder / name, cifar_options()) for name in FAMILIES}
-
-
-@pytest.fixture(scope="module")
-def family_server(
-    family_bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TritonServer]:
-    """A server with network, preprocessing and ensemble of every family."""
-    models = joined_repository(tmp_path_factory.mktemp("families_served"), family_bundles)
-    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
-        yield running
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_whole_way_for_other_families(
-    name: str, family_bundles: dict[str, Bundle], family_server: TritonServer, tmp_path: Path
-) -> None:
-    """Released checkpoint → bundle → repository → Triton → PNG bytes → the answer PyTorch gives."""
-    bundle = family_bundles[name]
-    pixels, logits = bundle.golden()
-    files = []
-    for row, image in enumerate(pixels):
-        Image.fromarray(image).save(tmp_path / f"{row}.png")
-        files.append(tmp_path / f"{row}.png")
-    for protocol in PROTOCOLS:
-        with TritonRunner(bundle, url_of(family_server, protocol), model=name) as runner:
-            assert check_parity(bundle, [runner]).passed
-        with TritonClassifier(url_of(family_server, protocol), model=name) as classifier:
-            answers = classify_files(classifier, files, top=1)
-        assert [answer.predictions[0].index for answer in answers] == logits.argmax(1).tolist()
 
 
 class TestAnswers:
@@ -203,24 +160,6 @@ class TestStarting:
     def test_time_that_runs_out(self, repository: Repository) -> None:
         with pytest.raises(ServerError, match="not ready after 0 s"):
             self.start(repository.path, start_timeout_s=0.01)
-
-    @pytest.mark.nightly
-    def test_a_proxy_in_the_environment_is_not_asked(
-        self, repository: Repository, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-        monkeypatch.delenv("no_proxy", raising=False)
-        self.start(repository.path, start_timeout_s=30)
-
-    @pytest.mark.nightly
-    def test_runtime_folders_are_removed(self, repository: Repository, tmp_path: Path, monkeypatch) -> None:
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-        with TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as running:
-            assert running._runtime is not None
-            name = running._runtime[0].name
-            assert list(Path("/dev/shm").glob(f"{name}*"))
-        assert list(tmp_path.iterdir()) == []
-        assert not list(Path("/dev/shm").glob(f"{name}*"))
 
 
 class TestStopping:

@@ -118,15 +118,6 @@ def test_a_classifier_of_several_layers_needs_its_class(tmp_path: Path) -> None:
     require_equal_logits(load_checkpoint(tmp_path / "net.pth", hints), network)
 
 
-def test_a_classifier_of_another_name_beside_the_network_is_taken(tmp_path: Path) -> None:
-    network = with_head("vit_tiny_patch16_224", (), dropout_before, num_classes=3, **VIT)
-    state = {name.replace("head.", "fc."): tensor for name, tensor in network.state_dict().items()}
-    torch.save(state, tmp_path / "net.pth")
-    loaded = load_checkpoint(tmp_path / "net.pth", LoadHints(model="vit_tiny_patch16_224", model_args=VIT))
-    assert loaded.taken_from["classifier"].startswith("fc, the only linear layer in place of head")
-    require_equal_logits(loaded, network)
-
-
 def beside(folder: Path, prefix: str, layer: str, head: nn.Module | None = None) -> nn.Module:
     """Write a ViT under a prefix, with its classifier beside it, or with another head in its place."""
     network = with_head("vit_tiny_patch16_224", (), dropout_before, num_classes=3, **VIT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +12,15 @@ import timm
 import torch
 from PIL import Image
 
-from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
-from gmmvit_deploy.errors import CheckpointError, InputError, RunnerUnavailableError
+from gmmvit_deploy.errors import CheckpointError, InputError
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
-from tests.conftest import GOLDEN, has_bf16, once
+from tests.conftest import once
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 pytestmark = pytest.mark.integration
@@ -101,22 +99,6 @@ def test_parity_compares_the_features_beside_the_logits(both: Bundle) -> None:
     assert "reference inputs, features" in report.check("numeric").reasons[0]
 
 
-@pytest.mark.nightly
-def test_another_precision_has_both_outputs(both: Bundle, tmp_path: Path) -> None:
-    shutil.copytree(both.path, tmp_path / "b")
-    copied = open_bundle(tmp_path / "b")
-    variant = variant_from_bundle(copied, "bf16")
-    assert variant.record is not None
-    assert 0 < variant.record.golden["features_largest_abs"] < 0.1
-    if not has_bf16():
-        with pytest.raises(RunnerUnavailableError, match="this CPU has no bf16"):
-            OpenVinoRunner(copied, open_variant(copied, "fp32"), precision="bf16")
-        return
-    with OpenVinoRunner(copied, open_variant(copied, "fp32"), precision="bf16") as runner:
-        (report,) = check_parity(copied, [runner]).runners
-    assert report.check("numeric").verdict == "passed"
-
-
 def test_classify_writes_features(both: Bundle, bundle: Bundle, tmp_path: Path, gmmvit: Command) -> None:
     Image.fromarray(np.full((40, 32, 3), 90, np.uint8)).save(tmp_path / "x.png")
     (tmp_path / "y.png").write_bytes(b"no image")
@@ -154,30 +136,3 @@ def test_a_backbone_without_a_head_has_no_logits(tmp_path: Path) -> None:
             options(labels=("a",), outputs=("logits", "features")),
             hints=hints(only_features=True),
         )
-
-
-@pytest.mark.nightly
-def test_the_teacher_of_a_dino_file_gives_features(tmp_path: Path, gmmvit: Command) -> None:
-    arguments = '{"patch_size": 8, "embed_dim": 24, "depth": 4, "num_heads": 3, "mlp_ratio": 2}'
-    words = ("--model", "vit_tiny_patch16_224", "--image-size", 32, "--model-args", arguments)
-    file = GOLDEN / "timm" / "dino_teacher.pth"
-    answer = gmmvit("export", file, "-o", tmp_path / "b", *words, "--outputs", "features", "--input", "tensor")
-    assert answer.returncode == 0, answer.stderr
-    assert "features: float32 (1..64, 24), class token" in answer.stdout
-    stored = np.load(GOLDEN / "timm" / "dino_linear.npz")["images"]
-    teacher = torch.load(file, map_location="cpu", weights_only=False)["teacher"]
-    network = timm.create_model(
-        "vit_tiny_patch16_224",
-        img_size=32,
-        num_classes=0,
-        patch_size=8,
-        embed_dim=24,
-        depth=4,
-        num_heads=3,
-        mlp_ratio=2,
-    ).eval()
-    backbone = {k.removeprefix("module.").removeprefix("backbone."): v for k, v in teacher.items() if "backbone." in k}
-    network.load_state_dict(backbone, strict=True)
-    with torch.no_grad(), OnnxRuntimeRunner(open_bundle(tmp_path / "b")) as runner:
-        expected = network(torch.from_numpy(stored)).numpy()
-        np.testing.assert_allclose(runner.run(stored), expected, rtol=0, atol=1e-4)

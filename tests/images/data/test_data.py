@@ -19,7 +19,6 @@ from PIL import Image
 from gmmvit_deploy.demo._digits import load_digit_images
 from gmmvit_deploy.demo.models import OwnModel
 from gmmvit_deploy.errors import ImageError, InputError
-from gmmvit_deploy.images.data.files import LeftOut, left_out_text
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.images.spec import ImageSpec
@@ -261,18 +260,6 @@ def test_a_folder_called_train_beside_other_classes_is_a_class(
     assert open_data(f"folder:{tmp_path}#train").classes == classes
 
 
-def test_names_of_files_that_were_left_out() -> None:
-    """Names that are not UTF-8 can be printed, and no source makes a long list of kinds."""
-    names = ["a/\udcff.txt", *(f"scan.{number}" for number in range(99)), *(f"x{number}" for number in range(98))]
-    kinds = LeftOut(names).kinds()
-    assert left_out_text(kinds).encode() == (
-        b"198 files were left out: 99 with a number as suffix (scan.0, \xe2\x80\xa6), "
-        b"98 without a suffix (x0, \xe2\x80\xa6), 1 .txt (a/\\xff.txt)"
-    )
-    many = LeftOut(f"a.x{number}" for number in range(99)).kinds()
-    assert (len(many), many[0].kind, many[0].files) == (51, "other", 49)
-
-
 def test_array_files(tmp_path: Path) -> None:
     images = pixels(4, 20)
     np.savez(tmp_path / "x.npz", images=images, labels=np.array([3, 1, 0, 2]))
@@ -292,14 +279,6 @@ def test_array_files(tmp_path: Path) -> None:
             open_data(f"array:{tmp_path / name}")
 
 
-@pytest.mark.parametrize("channels", [1, 2, 4])
-def test_arrays_of_other_channels(channels: int) -> None:
-    array = RNG.integers(0, 256, (3, 6, 5, channels), dtype=np.uint8)
-    dataset, spec = ArrayImages("x", array, None), ImageSpec(height=6, width=5, channels=channels)
-    assert dataset.pixels(1, spec).tobytes() == array[1].tobytes()
-    assert spec.pixels_from_bytes(dataset.encoded(2)).tobytes() == array[2].tobytes()
-
-
 @pytest.mark.parametrize(
     "array", [np.zeros((2, 4, 4, 5), np.uint8), np.zeros((2, 4, 4), np.float32), np.zeros((0, 4, 4), np.uint8)]
 )
@@ -314,22 +293,6 @@ def test_digits_are_those_of_the_demo() -> None:
     demo = load_digit_images(OwnModel())
     assert held_out.pixels(5, rgb(32)).tobytes() == demo.held_out_pixels[5].tobytes()
     assert [held_out.label(index) for index in range(360)] == demo.held_out_classes.tolist()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("imagenet:x", "data 'imagenet:x': expected a kind of data"),
-        ("nowhere", "data 'nowhere': expected a kind of data"),
-        ("cifar10", "expected a path after cifar10:"),
-        ("cifar10:x#val", "split 'val' is not known"),
-        ("digits:x", "digits takes no path"),
-        ("cifar10:nowhere", "no such file or folder"),
-    ],
-)
-def test_data_that_is_not_there(text: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        open_data(text)
 
 
 def test_files_that_are_no_archives_of_the_data_set(tmp_path: Path) -> None:

@@ -23,31 +23,15 @@ from gmmvit_deploy.models.families.eanet.model import EANet, ExternalAttention
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
-from tests.conftest import GOLDEN, MANIFEST, golden
+from tests.conftest import golden
 from tests.exact import assert_same_logits, exact_logits
 
-FOLDER = GOLDEN / "eanet"
-NAMES = tuple(name for name, entry in MANIFEST.items() if entry["folder"] == FOLDER)
 SMALLEST = "eanet_tied_cpu"
 
 
 def loaded(name: str, **hints: Any) -> LoadedCheckpoint:
     case = golden(name)
     return load_checkpoint(case.path, LoadHints(**hints) if hints else case.hints)
-
-
-def test_performer_and_transformer_are_two_names_of_one_function(tmp_path: Path) -> None:
-    state = dict(read_tensors(loaded("eanet_transformer").file.path).tensors)
-    renamed = {}
-    for key, tensor in state.items():
-        if ".attention1.attn." in key or ".attention2.attn." in key:
-            key = key.replace(".linear_1.", ".linear_0.").replace(".linear_2.", ".linear_1.")
-        renamed[key] = tensor
-    path = tmp_path / "performer.pth"
-    torch.save(renamed, path)
-    images = torch.from_numpy(golden("eanet_transformer").inputs)
-    with torch.inference_mode():
-        assert load_checkpoint(path).model(images).equal(loaded("eanet_transformer").model(images))
 
 
 # ---- folding -------------------------------------------------------------------------------------------------------

@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
 
-from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.model import Model
@@ -73,27 +71,3 @@ def test_the_stated_pooling(case: str) -> None:
     else:
         assert model.pooling == "mean of all tokens"
         torch.testing.assert_close(with_tokens(lambda tokens: tokens.flip(1)), features, rtol=0, atol=1e-9)
-
-
-def test_unit_length() -> None:
-    family, spec = next(iter(FAMILY_SPECS.values()))
-    model = family.build(spec).eval()
-    model.outputs, images = ("logits", "features"), torch.randn(2, *input_shape(spec))
-    logits, features = model.answers(images)
-    model.normalises = True
-    same, normalised = model.answers(images)
-    assert same.equal(logits)
-    torch.testing.assert_close(normalised, features / features.norm(dim=1, keepdim=True))
-
-
-def test_a_network_that_shows_no_features() -> None:
-    class Classifier(Model):
-        def logits_and_features(self, images: torch.Tensor) -> tuple[torch.Tensor, None]:
-            return self.head(images), None
-
-    model = Classifier()
-    model.spec, model.head = next(iter(FAMILY_SPECS.values()))[1], nn.Linear(3, 2)
-    assert model(torch.zeros(1, 3)).shape == (1, 2)
-    model.outputs = ("features",)
-    with pytest.raises(SpecError, match="the network has no features"):
-        model(torch.zeros(1, 3))

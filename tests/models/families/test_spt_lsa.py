@@ -25,11 +25,10 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
-from tests.conftest import MANIFEST, cifar_options, golden
+from tests.conftest import cifar_options, golden
 from tests.exact import assert_same_logits, exact_logits
 from tests.golden_files import tensors_of
 
-NAMES = tuple(name for name, entry in MANIFEST.items() if entry["folder"].name == "spt_lsa")
 Tensors = dict[str, Tensor]
 
 
@@ -124,19 +123,6 @@ def test_a_plain_t2t_with_a_position_for_its_class_token_reads_the_class_token(t
         load_checkpoint(tmp_path / "t2t.pth")
 
 
-# ---- presets and specs ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "family", [family for family in FAMILIES if "spt-lsa" in family.variants()], ids=lambda f: f.name
-)
-def test_no_network_has_a_mask_and_spt_or_lsa(family: Any) -> None:
-    for kind in set(family.mask_kinds) - {"plain"}:
-        for flag in ("spt", "lsa"):
-            with pytest.raises(SpecError, match=f"both {flag.upper()} and a mask"):
-                replace(family.small_specs()[kind], **{flag: True})
-
-
 # ---- bad files -----------------------------------------------------------------------------------------------------
 
 
@@ -158,8 +144,6 @@ def longer(pattern: str) -> Callable[[Tensors], None]:
 BAD: dict[str, tuple[str, Callable[[Tensors], None], str]] = {
     "vit without a temperature": ("sl_vit", without("fn.scale"), "transformer.layers.0.0.fn.scale is missing"),
     "vit with other temperatures": ("lsa_vit_img64", longer("fn.scale"), "v .36. is not a multiple of 8"),
-    "swin with other temperatures": ("sl_swin", longer("attn.scale"), "layers.0.blocks.0.attn.scale"),
-    "t2t with other positions": ("sl_t2t", longer("pos_embed"), "pos_embed"),
     "t2t with other inputs": ("sl_t2t", longer("attention1.attn.qkv.weight"), "attention1.attn.qkv.weight"),
 }
 

@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.checkpoints._model_folder import read_checkpoint
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
-from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families import spec_from_json, spec_to_json
 from gmmvit_deploy.models.families.timm.resizing import resized_model
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
@@ -220,13 +218,6 @@ def test_masks_without_a_size_are_computed_again(kind: str, form: str, tmp_path:
     torch.testing.assert_close(logits(ours.model), logits(network), rtol=0, atol=1e-11)
 
 
-def test_a_mask_of_the_grid_of_training_is_refused(tmp_path: Path) -> None:
-    path = masked_file(tmp_path, "elm", "stored")
-    with pytest.raises(CheckpointError, match=r"--resize-to 48: .* an elementwise learnable mask") as caught:
-        load_checkpoint(path, masked_hints("stored"))
-    assert "leave --resize-to out" in caught.value.hint
-
-
 def test_resizes_the_weights_of_a_bundle(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     path.write_bytes(bytes_from_model(loaded("timm_vit").model))
@@ -234,11 +225,3 @@ def test_resizes_the_weights_of_a_bundle(tmp_path: Path) -> None:
         load_checkpoint(path, LoadHints(resize_to=SIZE))
     ours = load_checkpoint(path, LoadHints(resize_to=SIZE, interpolation="timm"))
     assert logits(ours.model).equal(logits(loaded("timm_vit", resize_to=SIZE).model))
-
-
-def test_the_spec_records_the_resizing() -> None:
-    spec = loaded("timm_vit", resize_to=SIZE).spec
-    stored = spec_to_json(spec)
-    assert (stored["resized_from"], stored["interpolation"], stored["image_size"]) == ([32, 32], "timm", 48)
-    assert spec_from_json(json.loads(json.dumps(stored))) == spec
-    assert describe_checkpoint(loaded("timm_vit", resize_to=SIZE))["spec"]["resized_from"] == [32, 32]

@@ -24,13 +24,11 @@ from gmmvit_deploy.models.folding.fold import fold, fold_for_engines
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
-from tests.conftest import MANIFEST, Golden, golden
+from tests.conftest import Golden, golden
 from tests.exact import assert_same_logits, exact_logits
 from tests.golden_files import tensors_of
 from tests.models.families import oracle
 
-NAMES = [name for name in MANIFEST if name.startswith("vp_")]
-DEEPVIT = golden("vp_deepvit")
 SMALL = VIT_PYTORCH.small(MaskSpec())
 assert isinstance(SMALL, VitPytorchSpec)
 State = dict[str, torch.Tensor]
@@ -70,35 +68,6 @@ INSIDE_TO_PRENORM = (
     (".1.net.1.", ".1.fn.net.0."),
     (".1.net.4.", ".1.fn.net.3."),
 )
-
-
-PRENORM_WITH_NORMED_PATCHES = (
-    (".0.norm.", ".0.fn.norm."),
-    (".0.to_", ".0.fn.fn.to_"),
-    (".0.reattn", ".0.fn.fn.reattn"),
-    (".0.fn.to_", ".0.fn.fn.to_"),
-    (".0.fn.mix", ".0.fn.fn.mix"),
-    (".1.net.0.", ".1.fn.norm."),
-    (".1.net.1.", ".1.fn.fn.net.0."),
-    (".1.net.4.", ".1.fn.fn.net.3."),
-    (".1.fn.net.0.", ".1.fn.norm."),
-    (".1.fn.net.1.", ".1.fn.fn.net.0."),
-    (".1.fn.net.4.", ".1.fn.fn.net.3."),
-)
-"""Parts of the names in the latest releases → parts of the names with PreNorm and norms in the patch embedding."""
-
-
-@pytest.mark.parametrize(
-    ("name", "names"),
-    [
-        ("vp_spt_lsa", INSIDE_TO_PRENORM),
-        ("vp_deepvit", PRENORM_WITH_NORMED_PATCHES),
-        ("vp_cait", PRENORM_WITH_NORMED_PATCHES),
-    ],
-)
-def test_the_prenorm_style_of_names(name: str, names: tuple[tuple[str, str], ...], tmp_path: Path) -> None:
-    case = golden(name)
-    require_golden(load_checkpoint(saved(tmp_path, renamed(tensors_of(name), *names)), case.hints), case)
 
 
 def test_vit_of_an_earlier_release(tmp_path: Path) -> None:
@@ -225,11 +194,8 @@ def _shape(key: str, *shape: int) -> Callable[[State], None]:
     ("name", "damage", "message"),
     [
         ("vp_deepvit", _shape("transformer.layers.1.0.reattn_weights", 3, 3), r"reattn_weights .*\(3, 3\)"),
-        ("vp_vit", _shape("cls_token", 2, 40), r"cls_token .*\(1, 2, 40\)"),
-        ("vp_spt_lsa", _shape("transformer.layers.1.0.temperature", 4), r"temperature .*\(4,\)"),
         ("vp_cait", _shape("pos_embedding", 1, 17, 40), "pos_embedding has 17 positions; expected a square grid"),
         ("vp_vit", _shape("transformer.layers.1000000000.0.norm.weight", 40), "counts 1000000001 layers, but"),
-        ("vp_cait", _shape("cls_transformer.layers.1000000000.0.scale", 1, 1, 40), "counts 1000000001 layers, but"),
     ],
 )
 def test_damaged_files_are_refused(name: str, damage: Callable[[State], None], message: str, tmp_path: Path) -> None:

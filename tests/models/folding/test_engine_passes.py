@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
@@ -11,10 +9,8 @@ from hypothesis import strategies as st
 
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.cait.folding import WideHeadsAttention, widen_heads
-from gmmvit_deploy.models.families.cait.spec import CaiTSpec
-from gmmvit_deploy.models.families.deepvit import DEEPVIT
 from gmmvit_deploy.models.families.swin.spec import SwinSpec
-from gmmvit_deploy.models.folding.engine_forms import pad_heads, padded_head_dim
+from gmmvit_deploy.models.folding.engine_forms import pad_heads
 from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 from tests.conftest import EXPORTED, golden
@@ -63,32 +59,6 @@ def test_talking_heads_widen_where_all_heads_share_a_mask(name: str, widened: in
     engine = fold_for_engines(fold(trained(name)), [widen_heads])
     assert len(engine.passes["widen_heads"]) == widened
     assert sum(isinstance(module, WideHeadsAttention) for module in engine.model.modules()) == widened
-
-
-TALKING = CaiTSpec(
-    image_size=8, patch_size=4, classes=2, dim=8, depth=1, class_depth=1, heads=4, head_dim=64, mlp_dim=8,
-    mask=MaskSpec(),
-)  # fmt: skip
-REATTENDING = replace(DEEPVIT.small(MaskSpec()), dim=256, heads=8, mlp_dim=8)  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize(
-    ("spec", "wider", "name", "widened"),
-    [(TALKING, {"heads": 5}, "widen_heads", 2), (REATTENDING, {"dim": 264}, "widen_reattention", 1)],
-    ids=["cait", "deepvit"],
-)
-def test_heads_too_wide_for_a_fused_kernel_keep_their_mixing(
-    spec: ModelSpec, wider: dict[str, int], name: str, widened: int
-) -> None:
-    for one, count in ((spec, widened), (replace(spec, **wider), 0)):
-        assert len(fold_for_engines(fold(model_from_spec(one).eval())).passes[name]) == count
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "padded"), [(6, 16), (300, 300), (9, 16), (12, 16), (16, 16), (20, 24), (21, 24), (64, 64)]
-)
-def test_padded_head_dims(head_dim: int, padded: int) -> None:
-    assert padded_head_dim(head_dim) == padded
 
 
 @pytest.mark.parametrize("name", ["vit_gmm", "vit_gmm_one_head", "t2t_gmm", "cait_gmm"])

@@ -19,13 +19,12 @@ from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.reports.pages import written_page
 from gmmvit_deploy.reports.pictures.attention_of_image import (
     ImageAttention,
-    ImageRollout,
     attention_of_bundle,
     attention_of_image,
     mean_attention_distance,
     rollout,
 )
-from gmmvit_deploy.reports.pictures.attention_report import attention_page, rollout_panels
+from gmmvit_deploy.reports.pictures.attention_report import attention_page
 from gmmvit_deploy.reports.pictures.attention_weights import attention_record
 from tests.browser import accessibility_problems
 from tests.cli.terminal import done, gmmvit_here
@@ -116,15 +115,6 @@ def test_distances_in_windows_and_along_rows() -> None:
 # Pictures and reports
 
 
-def test_the_rollout_is_drawn_over_its_patch() -> None:
-    drawn = ImageRollout(values=np.array([[0, 0.5], [0, 0]]), prefix_share=0.5, reads="token 0, before the patches")
-    panels = rollout_panels(np.full((4, 4, 3), 200, np.uint8), drawn)
-    _, over, shares = (np.asarray(panel).astype(int) for panel in panels)
-    blue = np.argwhere(shares[..., 2] > shares[..., 0] + 50)
-    assert blue[:, 0].max() < 128 <= blue[:, 1].min()  # the patch in the first row and the second column
-    assert np.ptp(over[200, 10]) == 0  # grey, without a share
-
-
 def first_image(bundle: Bundle, folder: Path) -> Path:
     path = folder / "image.png"
     path.write_bytes(bundle.golden_set().images[0])
@@ -188,8 +178,6 @@ def test_images_and_bundles_that_cannot_be_used(
     assert "with --mean and --std" in refused.value.hint
     for arguments, message in (
         ((bundle.path, "--image", tmp_path / "nowhere.png"), "nowhere.png: no such file"),
-        ((GOLDEN / "vit_gmm.pth", "--image", image), "expected a bundle, got a checkpoint"),
-        ((tmp_path / "nowhere", "--image", image), "expected a bundle, but this path does not exist"),
         (("--image", image), "--image draws the attention of a bundle"),
         ((bundle.path, "--image", image, "--set", "heads=3"), "an option for checkpoints is given"),
         ((bundle.path, "--image", image, "--report", tmp_path / "a.jpg"), "expected a path that ends in .html"),

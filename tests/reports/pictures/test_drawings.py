@@ -1,4 +1,4 @@
-"""Steps, memories, patch filters and position embeddings in numbers and pictures, on known tensors."""
+"""Steps, patch filters and position embeddings in numbers and pictures, on known tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from gmmvit_deploy.models.layers.attention import attentions_without_scores, memories
 from gmmvit_deploy.models.layers.embeddings import patch_filters
 from gmmvit_deploy.models.layers.patches import VIEWS, PatchEmbedding, ShiftedPatches
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
@@ -17,38 +16,16 @@ from gmmvit_deploy.models.scores.biases import ManhattanDecay, PrefixBias
 from gmmvit_deploy.models.scores.scales import LearnedTemperature
 from gmmvit_deploy.reports.pictures._embedding_numbers import similarities_of
 from gmmvit_deploy.reports.pictures.drawings import (
-    memory_image,
     similarity_image,
     step_maps_image,
 )
-from gmmvit_deploy.reports.pictures.step_numbers import DrawnMatrix, HeadValues, steps_of
+from gmmvit_deploy.reports.pictures.step_numbers import HeadValues, steps_of
 from tests.golden_files import golden, loaded
-
-
-def drawn(name: str) -> dict[str, DrawnMatrix]:
-    """Name of an attention and a step → the drawing."""
-    return {
-        f"{attention} {step.name}": step for step in steps_of(loaded(name).model).drawn for attention in step.attentions
-    }
 
 
 def of_scores(**steps: torch.nn.Module) -> nn.Module:
     """A network with an attention that has these steps before softmax."""
     return nn.ModuleDict({"attention": AttentionScores(steps)})
-
-
-def test_decays_are_drawn_by_head_on_the_grid_and_along_an_axis() -> None:
-    steps = drawn("rmt_tiny_like")
-    for attention, scores in attention_scores(loaded("rmt_tiny_like").model):
-        step = steps[f"{attention} before.decay"]
-        assert np.array_equal(step.matrices, scores.before.decay.matrix().numpy())
-        assert step.labels == tuple(f"head {head}" for head in range(len(step.matrices)))
-        assert step.grid == scores.before.decay.grid
-        has_maps = step_maps_image(step, 0) is not None
-        assert has_maps == (min(scores.before.decay.grid) > 1)
-    sides = {min(step.grid) for step in steps.values() if step.grid is not None}
-    assert min(sides) == 1
-    assert max(sides) > 1
 
 
 def test_a_decay_behind_a_class_token_has_maps_of_the_patches() -> None:
@@ -76,33 +53,6 @@ def test_temperatures_are_numbers_of_each_head() -> None:
     for attention, scores in attention_scores(model):
         expected = scores.before.temperature.matrix().flatten().tolist()
         assert list(listed[attention].values["factor"]) == expected
-
-
-def test_windows_show_the_bias_and_the_entries_that_the_shift_closes() -> None:
-    steps = [step for step in steps_of(loaded("swin_gmm").model).drawn if step.windows > 1]
-    assert steps
-    for step in steps:
-        heads = len(step.labels) - 1
-        assert step.labels == (*(f"first window, head {head}" for head in range(heads)), "last window, head 0")
-        assert step.measured(0)["closed"] == 0
-        assert step.measured(heads)["closed"] > 0
-
-
-def test_memories_are_drawn_without_a_list_of_families(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = loaded("eanet_transfer").model
-    shown = steps_of(model)
-    assert not shown.omitted
-    assert [memory.name for memory in shown.memories] == [name for name, _ in memories(model)]
-    assert len(shown.memories) == 2 * len(attentions_without_scores(model))
-    first = shown.memories[0]
-    assert np.array_equal(first.matrix, model.get_submodule(first.name).weight.detach().numpy())
-    assert first.matrix.shape == (128, 20)
-    assert memory_image(first).size == (128, 20)  # transposed: the longer side is horizontal
-    assert memory_image(shown.memories[1]).size == shown.memories[1].matrix.shape[::-1]
-    for attention in attentions_without_scores(model):
-        owner = type(model.get_submodule(attention.rpartition(".")[0]))
-        monkeypatch.setattr(owner, "memories", ())
-    assert set(steps_of(model).omitted) == set(attentions_without_scores(model))
 
 
 @pytest.mark.parametrize("kind", [PatchEmbedding, ShiftedPatches], ids=["linear", "shifted"])

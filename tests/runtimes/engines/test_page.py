@@ -44,15 +44,6 @@ def test_the_page_shows_the_whole_card(engine: Engine, tmp_path: Path) -> None:
         write_page(engine, tmp_path / "engine.txt")
 
 
-def test_attentions_that_are_not_a_single_kernel(engine: Engine) -> None:
-    first, second, *others = engine.card.attentions
-    scattered = tuple(replace(proof, fused=False, reason="a <reason>") for proof in (first, second))
-    verdict, changes = verdict_and_changes(engine, attentions=(*scattered, *others))
-    assert verdict.attributes["class"] == "verdict undecided"
-    assert f"but only {len(others)} of {len(others) + 2} attentions are a single kernel each" in verdict.text
-    assert changes[0] == f"2 attentions not fused into a single kernel: a <reason> ({first.name}, {second.name})"
-
-
 @pytest.mark.parametrize(
     ("change", "outcome", "line"),
     [

@@ -1,19 +1,17 @@
-"""What Triton itself refuses without a gateway: a full queue, and interfaces behind a secret."""
+"""What Triton itself refuses without a gateway: a request that finds the queue full."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.errors import NotOfferedError, OverloadError, ServerError
+from gmmvit_deploy.errors import OverloadError, ServerError
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
-from gmmvit_deploy.serving.installs import ServerInstall, find_server
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
@@ -28,18 +26,6 @@ def edited(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert text.count(old) == 1, text
     path.write_text(text.replace(old, new))
-
-
-def with_secret(install: ServerInstall, folder: Path) -> ServerInstall:
-    """Return the server's program with its statistics behind a secret."""
-    program = folder / "tritonserver"
-    restricted = "statistics:x-admin=value"
-    program.write_text(
-        f'#!/bin/sh\nexec {install.binary} "$@" '
-        f"--http-restricted-api={restricted} --grpc-restricted-protocol={restricted}\n"
-    )
-    program.chmod(0o755)
-    return replace(install, binary=program)
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +45,7 @@ def refusing(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         f"        if batches[0].flat[0] == {SLOW}:\n"
         '            __import__("time").sleep(1)\n',
     )
-    install = with_secret(find_server(), folder)
-    with TritonServer(folder / "models", install=install, options=ServerOptions(**FREE_PORTS)) as running:
+    with TritonServer(folder / "models", options=ServerOptions(**FREE_PORTS)) as running:
         yield running
 
 
@@ -84,12 +69,3 @@ def test_a_full_queue_is_no_missing_server(protocol: str, refusing: TritonServer
     for refusal in refusals:
         assert isinstance(refusal, OverloadError), refusal
         assert f"{connection.url} answers, but refuses requests for now" in str(refusal)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_interface_behind_a_secret(protocol: str, refusing: TritonServer) -> None:
-    with (
-        TritonConnection(url_of(refusing, protocol)) as connection,
-        pytest.raises(NotOfferedError, match=r"does not offer the statistics of gmmvit: .*restricted"),
-    ):
-        connection.counts("gmmvit")

@@ -153,16 +153,6 @@ def on_probabilities(runner: CascadeRunner) -> None:
     program.answers = answers  # type: ignore[method-assign]
 
 
-def features_of_int8(runner: CascadeRunner) -> None:
-    answers = runner._cascade.answers
-
-    def with_those_of_the_first(batch: np.ndarray) -> list[Any]:
-        logits, _, deferred = answers(batch)
-        return [logits, runner._cascade._first(batch)[1], deferred]
-
-    runner._cascade.answers = with_those_of_the_first  # type: ignore[method-assign]
-
-
 @pytest.mark.parametrize(
     ("fault", "check", "named"),
     [
@@ -201,6 +191,7 @@ def test_calibration_images_choose_a_threshold_only_if_there_are_few_others(
     assert f"{len(record.margins)} images prove" in str(record)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not has_bf16(), reason="this CPU has no bf16")
 def test_bf16_comes_first_in_a_cascade_too(bundle: Bundle, tmp_path: Path) -> None:
     copy = open_bundle(shutil.copytree(bundle.path, tmp_path / "bundle"))

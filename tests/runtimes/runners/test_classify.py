@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, ServerError
-from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.images.data.files import LeftOut, image_files, left_out_text
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
 from gmmvit_deploy.runtimes.runners.classify import (
@@ -20,7 +18,6 @@ from gmmvit_deploy.runtimes.runners.classify import (
     TritonClassifier,
     classify_files,
 )
-from tests.conftest import cifar_options, golden
 from tests.inference.test_preprocess import encoded, photo
 from tests.serving.shared import Running
 
@@ -113,36 +110,6 @@ def test_a_model_that_takes_no_images(server: Running) -> None:
         ServerError, match="expected a model with encoded images as its input IMAGE, got the inputs pixels"
     ):
         TritonClassifier(server.grpc_url, model="gmmvit_network")
-
-
-@pytest.mark.nightly
-@pytest.mark.integration
-def test_a_tiff_has_the_answer_of_its_pixels(classifier: Classifier, folder: Path) -> None:
-    for path in folder.glob("*.png"):
-        Image.open(path).save(path.with_suffix(".tif"))
-    answers = classify_files(classifier, image_files([str(folder)]))
-    for png, tiff in zip(answers[::2], answers[1::2], strict=True):
-        assert (png.path.suffix, tiff.path.suffix) == (".png", ".tif")
-        assert [guess.label for guess in tiff.predictions] == [guess.label for guess in png.predictions]
-        assert tiff.predictions[0].probability == pytest.approx(png.predictions[0].probability, abs=1e-5)
-    (folder / "0.tif").write_bytes((folder / "0.tif").read_bytes()[:500])
-    (answer,) = classify_files(classifier, [folder / "0.tif"])
-    assert answer.error.startswith("the TIFF image is damaged or truncated")
-
-
-def test_a_repeated_label_is_printed_with_its_index(
-    tmp_path: Path, folder: Path, gmmvit: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    labels = ("crane", *"123", "crane", *"56789")
-    bundle = bundle_from_checkpoint(golden("vit_gmm").path, tmp_path / "bundle", cifar_options(labels=labels))
-    image = folder / "0.png"
-    with BundleClassifier(bundle) as opened:
-        (answer,) = classify_files(opened, [image], top=10)
-    shown = {prediction.index: prediction.label for prediction in answer.predictions}
-    assert (shown[0], shown[4], shown[1]) == ("crane", "crane", "1")
-    printed = gmmvit("classify", image, "--bundle", bundle.path, "--top", 10).stdout
-    assert printed.count("crane (0) ") == printed.count("crane (4) ") == 1
-    assert "  1 " in printed
 
 
 class TestImageFiles:

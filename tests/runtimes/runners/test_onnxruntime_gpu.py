@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
@@ -32,7 +31,6 @@ from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeGpuRunner, eng
 from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
 
 NAMES = ("onnxruntime-cuda", "onnxruntime-tensorrt")
-AZURE = "AzureExecutionProvider"  # of the package for CPUs: starts everywhere, and supports no node of a network
 HAS_CUDA = CUDA in require_provider(CPU).get_available_providers()
 needs_cpu_package = pytest.mark.skipif(HAS_CUDA, reason="needs onnxruntime, which has no CUDA and has Azure")
 
@@ -69,41 +67,6 @@ def test_bound_memory_gives_the_logits_of_the_plain_runner(bundle: Bundle) -> No
         np.testing.assert_array_equal(first, bound.run(inputs[:2]))  # no later run wrote into the first answer
         reversed_rows = bound.run(inputs[::-1])
         np.testing.assert_allclose(reversed_rows[::-1], bound.run(inputs), atol=1e-5)
-
-
-def small_graph(*, sizes_only: bool) -> bytes:
-    """A graph with Shape and Gather, which compute a size, and with an Add of floats unless ``sizes_only``."""
-    value = helper.make_tensor_value_info
-    last, kind = ("size", TensorProto.INT64) if sizes_only else ("y", TensorProto.FLOAT)
-    nodes = [
-        helper.make_node("Shape", ["x"], ["shape"], name="shape"),
-        helper.make_node("Gather", ["shape", "first"], ["size"], name="gather"),
-        *([] if sizes_only else [helper.make_node("Add", ["x", "x"], ["y"], name="add")]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "sizes",
-        [value("x", TensorProto.FLOAT, ["n", 2])],
-        [value(last, kind, None), *([] if sizes_only else [value("size", TensorProto.INT64, None)])],
-        [numpy_helper.from_array(np.array([0]), "first")],
-    )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    data: bytes = made.SerializeToString()
-    return data
-
-
-@needs_cpu_package
-def test_sizes_may_be_computed_on_the_cpu() -> None:
-    with pytest.raises(RunnerUnavailableError, match="runs 0 of 3 nodes, and 1 would run on the CPU: 1 Add") as caught:
-        session_on_providers(small_graph(sizes_only=False), "graph", {AZURE: {}})
-    assert "--runner onnxruntime" in caught.value.hint
-    with pytest.raises(RunnerUnavailableError, match=r"Azure.* runs no node of the graph: nodes on CPU.*: 2: 1 Shape"):
-        session_on_providers(small_graph(sizes_only=True), "graph", {AZURE: {}})
-
-
-def test_a_graph_that_cannot_be_loaded(bundle: Bundle) -> None:
-    with pytest.raises(BundleError, match=r"model\.onnx: ONNX Runtime .* cannot load this graph"):
-        session_on_providers(b"junk", "model.onnx", {CPU: {}})
 
 
 @needs_cpu_package

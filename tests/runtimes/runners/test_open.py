@@ -11,7 +11,6 @@ from gmmvit_deploy.exporting.golden import fresh_inputs
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
 from gmmvit_deploy.runtimes.runners.inspection import LOGITS
-from gmmvit_deploy.runtimes.runners.names import RUNNERS
 from gmmvit_deploy.runtimes.runners.open import default_runners, fastest_runner, open_runner
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
@@ -82,10 +81,3 @@ def test_the_fastest_runner_is_openvino_where_it_can_run(
     name, why = fastest_runner(bundle)
     assert name == "onnxruntime"
     assert "pip install 'gmmvit-deploy[openvino]'" in why
-
-
-def test_names_that_are_no_runner(bundle: Bundle) -> None:
-    for name in ("eager+kernels", "onnxruntime+", "onnxruntime+Kernels", "tensorrt+kernels"):
-        with pytest.raises(InputError, match="is not known") as caught:
-            open_runner(name, bundle)
-        assert all(known in caught.value.hint for known in RUNNERS)
