@@ -14,6 +14,7 @@ import grpc.aio
 import numpy as np  # here, so that no request waits for the imports
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from gmmvit_deploy.inference import GROUPED
 from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.serving.front._uploads import Refusal, overloaded
 from gmmvit_deploy.serving.front.options import FrontOptions
@@ -30,6 +31,8 @@ _CHANNEL = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
+_GROUPED_BYTES = 8 * 2**10
+"""The maximum size of an image that is sent with others: a larger one takes longer to decode than to pass on alone."""
 _TYPES = {"FP32": np.float32, "BOOL": np.bool_}
 _OF_TRITON = re.compile(r"^(\[request id: [^\]]*\] )?in ensemble '[^']*', ")
 """How an error of a model inside an ensemble begins."""
@@ -62,6 +65,7 @@ class Triton:
     def __init__(self, options: FrontOptions) -> None:
         self._options = options
         self._model: Model | None = None
+        self._groups: dict[tuple[str, ...], _Group] = {}
         self._channel: grpc.aio.Channel
         self._stub: service_pb2_grpc.GRPCInferenceServiceStub
         self._watching: asyncio.Task[None]
@@ -108,11 +112,50 @@ class Triton:
         return self._model
 
     async def answers(self, images: Sequence[bytes], outputs: Collection[str]) -> dict[str, NDArray[Any]]:
-        """Return name of an output → its values: float32 (images, values), of `inference.DEFERRED` bool."""
+        """Return name of an output → its values: float32 (images, values), of `inference.DEFERRED` bool.
+
+        Small images of requests that arrive at the same time are sent together: Triton's work for a request takes
+        longer than the decoding of such an image. If Triton refuses them, each is sent alone, and gets its own answer.
+        """
+        model = self._model
+        if model is None or len(images) > 1 or len(images[0]) > _GROUPED_BYTES:
+            return await self._asked(images, outputs)
+        group = self._groups.get(key := tuple(outputs))
+        if group is None or len(group.images) == model.max_batch:
+            group = self._groups[key] = _Group()
+            group.answer = asyncio.create_task(self._together(group, key))
+        row = len(group.images)
+        group.images += images
+        values = await group.answer
+        if values is None:
+            return await self._asked(images, outputs)
+        return {name: rows[row : row + 1] for name, rows in values.items()}
+
+    async def _together(self, group: _Group, outputs: tuple[str, ...]) -> dict[str, NDArray[Any]] | None:
+        """Return the answer to a group; None if each image must be sent alone.
+
+        The event loop starts this task after the requests that have arrived, which are then in the group.
+        """
+        if self._groups.get(outputs) is group:
+            del self._groups[outputs]
+        if len(group.images) == 1:
+            return await self._asked(group.images, outputs)
+        try:
+            return await self._asked(group.images, outputs, grouped=True)
+        except Refusal as refusal:
+            if refusal.status == 504:
+                raise
+            return None
+
+    async def _asked(
+        self, images: Sequence[bytes], outputs: Collection[str], *, grouped: bool = False
+    ) -> dict[str, NDArray[Any]]:
         request = service_pb2.ModelInferRequest(model_name=self._options.model)
         request.inputs.add(name="IMAGE", datatype="BYTES", shape=[len(images), 1])
         for name in outputs:
             request.outputs.add(name=name)
+        if grouped:
+            request.parameters[GROUPED].bool_param = True
         request.raw_input_contents.append(b"".join(struct.pack("<I", len(image)) + image for image in images))
         answer = await self._answered(self._stub.ModelInfer, request)
         values = {}
@@ -130,6 +173,14 @@ class Triton:
             if exc.code() == grpc.StatusCode.UNAVAILABLE:
                 self._model = None  # the next server may serve another bundle
             raise _refusal(exc) from exc
+
+
+class _Group:
+    """Small images of several requests, and the task that asks for their answers."""
+
+    def __init__(self) -> None:
+        self.images: list[bytes] = []
+        self.answer: asyncio.Task[dict[str, NDArray[Any]] | None]
 
 
 def _model(config: Any) -> Model:
