@@ -10,7 +10,7 @@ The pixels of the images of a request are counted from their headers, before an 
 pixels than the parameter ``request_pixels`` is refused. Triton calls `execute` again only after the call returns, so
 `execute` decodes at most `SMALL_PIXELS` in a call. The images of a larger request are decoded by `LargeImages`, which
 also answers the request. A request is refused with the status UNAVAILABLE while more than ``worker_pixels`` pixels
-would wait there.
+would wait there, and if it would wait there with the images of several clients (`GROUPED`).
 """
 
 import json
