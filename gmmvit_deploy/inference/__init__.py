@@ -10,3 +10,6 @@ DEFERRED = "deferred"
 """The name of the output (B, 1) of a cascade (`cascade`) that says which images float32 computed again: bool."""
 PROBE_ID = "gmmvit-probe"
 """The id of the requests with which a service looks whether the network answers; they count as no images."""
+GROUPED = "grouped"
+"""The parameter of a request whose images are those of several clients: it is refused if a client would have to wait
+for another client's large image."""

@@ -25,6 +25,7 @@ from gmmvit_deploy.serving.front.options import BUNDLE_HEADER, FRONT_HEADER, RUN
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.server import TritonServer
 from tests.inference.test_preprocess import encoded, photo, png, png_16_bits, progressive
+from tests.serving.commands import metric_values
 from tests.serving.conftest import flat_png
 from tests.serving.shared import Running
 from tests.waiting import everything_was_read, wait_until
@@ -111,6 +112,58 @@ class TestAnswers:
     def test_ready_needs_no_secret(self, front: FrontProcess) -> None:
         answer = asked(front, "/ready", method="GET", headers={})
         assert (answer.status_code, answer.json()) == (200, {"ready": True})
+
+
+class TestTogether:
+    """Small images of requests that arrive at the same time are sent to Triton in one request."""
+
+    def test_each_gets_its_own_answer(self, front: FrontProcess, server: Running) -> None:
+        bodies = [*IMAGES, b"text", png(1500, 1500, b""), IMAGES[0][:-200]]
+        paths = [f"/classify?top={1 + number}" for number in range(len(bodies))]
+        alone = [asked(front, path, content=body) for path, body in zip(paths, bodies, strict=True)]
+        assert [answer.status_code for answer in alone] == [200, 200, 200, 400, 400, 400]
+        for answer, expected in zip(asked_at_once(front, paths, bodies), alone, strict=True):
+            assert answer.status_code == expected.status_code
+            assert without_probabilities(answer) == without_probabilities(expected)
+
+    def test_triton_gets_fewer_requests(self, front: FrontProcess, server: Running) -> None:
+        def requests() -> float:
+            counts = metric_values(server.metrics_url, "nv_inference_request_success")
+            return sum(count for labels, count in counts.items() if 'model="gmmvit"' in labels)
+
+        before = requests()
+        answers = asked_at_once(front, ["/classify"] * 6, [*IMAGES, *IMAGES])
+        assert [answer.status_code for answer in answers] == [200] * 6
+        wait_until(lambda: requests() > before, "Triton has counted the request")
+        assert requests() - before < 6
+
+
+def asked_at_once(front: FrontProcess, paths: list[str], bodies: list[bytes]) -> list[httpx.Response]:
+    """Send the requests over open connections while the front is stopped, so that it reads them at the same time."""
+    connections = [http.client.HTTPConnection("127.0.0.1", front.port, timeout=30) for _ in bodies]
+    for connection in connections:
+        connection.request("GET", "/ready")
+        connection.getresponse().read()
+    os.kill(front.pid, signal.SIGSTOP)
+    try:
+        for connection, path, body in zip(connections, paths, bodies, strict=True):
+            connection.request("POST", path, body, KEY)
+    finally:
+        os.kill(front.pid, signal.SIGCONT)
+    answers = []
+    for connection in connections:
+        answer = connection.getresponse()
+        answers.append(httpx.Response(answer.status, content=answer.read()))
+        connection.close()
+    return answers
+
+
+def without_probabilities(answer: httpx.Response) -> Any:
+    """Return the JSON of an answer without the probabilities, which depend on the batch in their last bits."""
+    body = answer.json()
+    for guess in body.get("predictions", [[]])[0]:
+        del guess["probability"]
+    return body
 
 
 def curl(body: bytes) -> dict[str, Any]:

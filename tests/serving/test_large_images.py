@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, RequestRejectedError, ServerError
+from gmmvit_deploy.inference import GROUPED
 from gmmvit_deploy.inference.large_images import NICENESS, Decoder
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.serving.options import RepositoryOptions
@@ -130,6 +131,15 @@ class TestServer:
         assert answered >= 1
         assert "UNAVAILABLE" in str(refusal.status())
         assert "more than 120000000 pixels of large images would wait" in refusal.message()
+
+    def test_images_of_several_clients_do_not_wait_for_a_large_one(self, limited_server: TritonServer) -> None:
+        images = as_bytes(encoded(photo(32, 32), "PNG"), flat_png(1500, 1500))
+        tensor = grpc.InferInput("IMAGE", images.shape, "BYTES")
+        tensor.set_data_from_numpy(images)
+        with grpc.InferenceServerClient(limited_server.grpc_url.removeprefix("grpc://")) as client:
+            assert client.infer("gmmvit", [tensor]).as_numpy("logits").shape == (2, 10)
+            with pytest.raises(InferenceServerException, match="large images are taken one by one"):
+                client.infer("gmmvit", [tensor], parameters={GROUPED: True})
 
     def test_large_images_are_answered_before_the_server_stops(self, limited_server: TritonServer) -> None:
         """The model answers what it took. An ensemble cannot: its network takes no request of a server that stops."""

@@ -14,6 +14,7 @@ import grpc.aio
 import numpy as np  # here, so that no request waits for the imports
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from gmmvit_deploy.inference import GROUPED
 from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.serving.front._uploads import Refusal, overloaded
 from gmmvit_deploy.serving.front.options import FrontOptions
@@ -30,6 +31,8 @@ _CHANNEL = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
 )
+_GROUPED_BYTES = 8 * 2**10
+"""The maximum size of an image that is sent with others: a larger one takes longer to decode than to pass on alone."""
 _TYPES = {"FP32": np.float32, "BOOL": np.bool_}
 _OF_TRITON = re.compile(r"^(\[request id: [^\]]*\] )?in ensemble '[^']*', ")
 """How an error of a model inside an ensemble begins."""
@@ -63,6 +66,7 @@ class Triton:
     def __init__(self, options: FrontOptions) -> None:
         self._options = options
         self._models: dict[str, Model] = {}
+        self._groups: dict[tuple[str, ...], _Group] = {}
         self._channel: grpc.aio.Channel
         self._stub: service_pb2_grpc.GRPCInferenceServiceStub
         self._watching: asyncio.Task[None]
@@ -109,11 +113,50 @@ class Triton:
         return model
 
     async def answers(self, model: str, images: Sequence[bytes], outputs: Collection[str]) -> dict[str, NDArray[Any]]:
-        """Return name of an output → its values: float32 (images, values), of `inference.DEFERRED` bool."""
+        """Return name of an output → its values: float32 (images, values), of `inference.DEFERRED` bool.
+
+        Small images of requests that arrive at the same time are sent together: Triton's work for a request takes
+        longer than the decoding of such an image. If Triton refuses them, each is sent alone, and gets its own answer.
+        """
+        described = self._models.get(model)
+        if described is None or len(images) > 1 or len(images[0]) > _GROUPED_BYTES:
+            return await self._asked(model, images, outputs)
+        group = self._groups.get(key := (model, *outputs))
+        if group is None or len(group.images) == described.max_batch:
+            group = self._groups[key] = _Group()
+            group.answer = asyncio.create_task(self._together(group, *key))
+        row = len(group.images)
+        group.images += images
+        values = await asyncio.shield(group.answer)  # a client that leaves takes no answer from the others
+        if values is None:
+            return await self._asked(model, images, outputs)
+        return {name: rows[row : row + 1] for name, rows in values.items()}
+
+    async def _together(self, group: _Group, model: str, *outputs: str) -> dict[str, NDArray[Any]] | None:
+        """Return the answer to a group; None if each image must be sent alone.
+
+        The event loop starts this task after the requests that have arrived, which are then in the group.
+        """
+        if self._groups.get(key := (model, *outputs)) is group:
+            del self._groups[key]
+        if len(group.images) == 1:
+            return await self._asked(model, group.images, outputs)
+        try:
+            return await self._asked(model, group.images, outputs, grouped=True)
+        except Refusal as refusal:
+            if refusal.status == 504:
+                raise
+            return None
+
+    async def _asked(
+        self, model: str, images: Sequence[bytes], outputs: Collection[str], *, grouped: bool = False
+    ) -> dict[str, NDArray[Any]]:
         request = service_pb2.ModelInferRequest(model_name=model)
         request.inputs.add(name="IMAGE", datatype="BYTES", shape=[len(images), 1])
         for name in outputs:
             request.outputs.add(name=name)
+        if grouped:
+            request.parameters[GROUPED].bool_param = True
         request.raw_input_contents.append(b"".join(struct.pack("<I", len(image)) + image for image in images))
         answer = await self._answered(self._stub.ModelInfer, request)
         values = {}
@@ -131,6 +174,14 @@ class Triton:
             if exc.code() == grpc.StatusCode.UNAVAILABLE:
                 self._models.clear()  # the next server may serve other bundles
             raise _refusal(exc) from exc
+
+
+class _Group:
+    """Small images of several requests, and the task that asks for their answers."""
+
+    def __init__(self) -> None:
+        self.images: list[bytes] = []
+        self.answer: asyncio.Task[dict[str, NDArray[Any]] | None]
 
 
 def _model(config: Any) -> Model:

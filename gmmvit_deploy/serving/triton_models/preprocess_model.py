@@ -10,7 +10,7 @@ The pixels of the images of a request are counted from their headers, before an 
 pixels than the parameter ``request_pixels`` is refused. Triton calls `execute` again only after the call returns, so
 `execute` decodes at most `SMALL_PIXELS` in a call. The images of a larger request are decoded by `LargeImages`, which
 also answers the request. A request is refused with the status UNAVAILABLE while more than ``worker_pixels`` pixels
-would wait there.
+would wait there, and if it would wait there with the images of several clients (`GROUPED`).
 """
 
 import json
@@ -30,6 +30,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 sys.path.insert(0, str(Path(__file__).parent))
+from gmmvit_inference import GROUPED
 from gmmvit_inference.cores import cores
 from gmmvit_inference.large_images import Decoder, Job, LargeImages
 from gmmvit_inference.preprocess import (
@@ -100,6 +101,8 @@ class TritonPythonModel:
             if pixels <= left:
                 left -= pixels
                 small.append((position, [image for image, _ in opened]))
+            elif json.loads(request.parameters() or "{}").get(GROUPED):
+                answers[position] = _refused("large images are taken one by one; send each image alone", later=True)
             else:
                 answers[position] = self._later(request, encoded, opened, pixels)
         # The images of all requests are decoded together: the batcher combines requests with a single image.
