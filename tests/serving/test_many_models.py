@@ -173,34 +173,39 @@ class TestWithoutGateway:
 @pytest.mark.nightly
 def test_behind_a_gateway(bundle: Bundle, small: Bundle, tmp_path: Path) -> None:
     repository = tmp_path / "models"
-    keys = key_file(tmp_path, f"tester {KEY}", f"shop {OTHER_KEY} models=shop,shoes")
-    written = gmmvit_here("repository", f"shop={bundle.path}", f"animals={small.path}", "-o", repository, "--json")
+    keys = key_file(tmp_path, f"tester {KEY}", f"shop {OTHER_KEY} models=embeddings,shoes")
+    written = gmmvit_here(
+        "repository", f"embeddings={bundle.path}", f"animals={small.path}", "-o", repository, "--json"
+    )
     assert written.status == 0, written.err
-    assert json.loads(written.out)["runners"].keys() == {"shop", "animals"}
+    assert json.loads(written.out)["runners"].keys() == {"embeddings", "animals"}
     log = tmp_path / "access.log"
     with Serve(repository, "--gateway", "--keys", keys, "--access-log", log) as running:
         where = running.ready()
-        require_right_answers(where["http"], {"shop": bundle, "animals": small}, BEARER)
-        assert asked(where["http"], "/classify/shop").status_code == 401
-        for path in ("/classify/dogs", "/classify", "/classify/shop/more"):
+        require_right_answers(where["http"], {"embeddings": bundle, "animals": small}, BEARER)
+        assert asked(where["http"], "/classify/embeddings").status_code == 401
+        for path in ("/classify/dogs", "/classify", "/classify/embeddings/more"):
             assert asked(where["http"], path, headers=BEARER).status_code == 404
-        only_shop = {"Authorization": f"Bearer {OTHER_KEY}"}
-        require_right_answers(where["http"], {"shop": bundle}, only_shop)
+        only_one = {"Authorization": f"Bearer {OTHER_KEY}"}
+        require_right_answers(where["http"], {"embeddings": bundle}, only_one)
         for path in ("/classify/animals", "/v2/models/animals/infer", "/v2/models/animals_network/infer"):
-            assert asked(where["http"], path, headers=only_shop).status_code == 403, path
-        for path in ("/v2/models/animals/config", "/v1/embeddings", "/v2"):
-            assert httpx.get(f"{where['http']}{path}", headers=only_shop, trust_env=False).status_code != 200, path
-        client = httpx.get(f"{where['http']}/v2/models/shop/config", headers=only_shop, trust_env=False)
+            assert asked(where["http"], path, headers=only_one).status_code == 403, path
+        body = {"model": "animals", "input": ["data:image/png;base64,"]}  # the body names the model, not the path
+        for path in ("/v1/embeddings", "/v1/embeddings/"):
+            assert httpx.post(f"{where['http']}{path}", json=body, headers=only_one, trust_env=False).status_code == 403
+        for path in ("/v2/models/animals/config", "/v2"):
+            assert httpx.get(f"{where['http']}{path}", headers=only_one, trust_env=False).status_code != 200, path
+        client = httpx.get(f"{where['http']}/v2/models/embeddings/config", headers=only_one, trust_env=False)
         assert client.status_code == 200
-        assert httpx.get(where["metrics"], headers=only_shop, trust_env=False).status_code == 403
-        for name, key, status in (("shop", OTHER_KEY, "PERMISSION_DENIED"), ("shop", KEY, "OK")):
+        assert httpx.get(where["metrics"], headers=only_one, trust_env=False).status_code == 403
+        for name, key, status in (("embeddings", OTHER_KEY, "PERMISSION_DENIED"), ("embeddings", KEY, "OK")):
             assert grpc_ready(where["grpc"], name, key) == status
         ready = httpx.get(f"{where['http']}/v2/health/ready", trust_env=False)
         assert ready.status_code == 200
         running.process.terminate()
         running.end()
     models = [json.loads(line)["model"] for line in log.read_text().splitlines() if '"status":200' in line]
-    assert models[:2] == ["shop", "animals"]
+    assert sorted(models[:2]) == ["animals", "embeddings"]
 
 
 def grpc_ready(url: str, model: str, key: str) -> str:
