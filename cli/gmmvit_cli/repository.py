@@ -99,7 +99,8 @@ def repository(
         paths = named_paths(bundles, name)
     several = len(bundles) > 1
     hint = "type NAME=BUNDLE for another name than that of the folder"
-    refusals.refuse(several and name != DEFAULT_NAME, "--name needs a single bundle", hint=hint)
+    named_here = several or "=" in bundles[0]
+    refusals.refuse(named_here and name != DEFAULT_NAME, "--name needs a single bundle without a name", hint=hint)
     refusals.refuse(
         several and engine, "--engine needs a single bundle", hint="type a single bundle, or remove --engine"
     )
@@ -116,7 +117,7 @@ def repository(
         preprocess_threads=preprocess_threads,
         request_pixels=DEFAULT_REQUEST_PIXELS if request_pixels is None else request_pixels,
     )
-    written, notes, told = dict[str, Repository](), list[str](), list[str]()
+    written, notes, told, skipped = dict[str, Repository](), list[str](), list[str](), list[str]()
     with progress("repository") as on_progress:
         opened = {served: open_bundle(path) for served, path in paths.items()}
         of_engine = open_engine(engine) if engine else None
@@ -129,10 +130,12 @@ def repository(
                     bundle, models, options, engine=of_engine, server=tensorrt, on_progress=on_progress
                 )
                 own = [*(f"skipped: {reason}" for reason in made.skipped), *said, f"runner: {made.runner}"]
+                before = f"{served}: " if several else ""
                 if options.backend == "onnxruntime" and threads == 0:
                     own.append(f"threads: {cores()}, the cores of this machine; for another machine, type --threads N")
-                told += [f"{served}: {line}" if several else line for line in own]
-                notes += said
+                told += [before + line for line in own]
+                skipped += [before + reason for reason in made.skipped]
+                notes += [before + line for line in said]
     models_of = [model for made in written.values() for model in made.models]
     if as_json:
         runners = {served: made.runner for served, made in written.items()}
@@ -140,7 +143,7 @@ def repository(
             {
                 "repository": str(out),
                 "models": models_of,
-                "skipped": [reason for made in written.values() for reason in made.skipped],
+                "skipped": skipped,
                 "runner": None if several else next(iter(runners.values())),
                 "runners": runners,
                 "notes": notes,

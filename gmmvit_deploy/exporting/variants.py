@@ -162,11 +162,12 @@ def variants_of_same_tower(
 
     What depends on the image tower is kept: the int8 weights, the ranges, and the recipe that chose them. What depends
     on the classes is measured again, or left out of the record if images judged it. Graphs are left out that were
-    changed, or that other versions made.
+    changed, or that other versions made, and int8 in the mixed form: answers chose which projections move.
     weight: (C, D), the text embeddings of the classes of ``bundle``.  besides: the precisions to leave out.
     Errors: ExportError and OutputError as in `variants_from_bundle`.
     """
-    held = [(name, form) for name in PRECISIONS[1:] if name not in besides for form in forms_in(earlier, name)]
+    others = [name for name in PRECISIONS[1:] if name not in besides]
+    held = [(name, form) for name in others for form in forms_in(earlier, name) if form != "mixed"]
     for number, (precision, form) in enumerate(held):
         on_progress(Progress(f"exchange the classes of {with_form(precision, form)}", number, len(held)))
         try:

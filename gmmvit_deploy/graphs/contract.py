@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
+    from google.protobuf.message import Message
 
 _LOOPS = ("Loop", "Scan")
 _MAX_LEVELS = 8
@@ -49,7 +51,7 @@ def file_problem(path: Path, *, input_name: str, outputs: Sequence[str], data: s
     for value in (*graph.inputs, *graph.outputs):
         if problem := _type_problem(value):
             return f"{problem} of {value.name}"
-    for tensor in proto.graph.initializer:  # onnx_ir would keep only the last of those with the same name
+    for tensor in _tensors(proto):  # onnx_ir would keep only the last of those with the same name
         location = {entry.key: entry.value for entry in tensor.external_data}.get("location")
         if uses_external_data(tensor) and (not data or location != data):
             place = f"in the graph or in {data}" if data else "in the graph"
@@ -60,6 +62,19 @@ def file_problem(path: Path, *, input_name: str, outputs: Sequence[str], data: s
         if level > _MAX_LEVELS:
             return f"expected at most {_MAX_LEVELS} levels of graphs inside operators"
     return ""
+
+
+def _tensors(message: Message) -> Iterator[onnx.TensorProto]:
+    """Yield all tensors of a model: of graphs inside nodes, and of attributes, too."""
+    import onnx
+
+    if isinstance(message, onnx.TensorProto):
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_MESSAGE:
+            for inner in value if isinstance(value, Sequence) else (value,):
+                yield from _tensors(inner)
 
 
 def _type_problem(value: ir.Value) -> str:

@@ -92,7 +92,7 @@ class Kernels:
     def fuse_attention(self, model: Any, *, hint: Arithmetic = "f32") -> tuple[int, str]:
         """Replace the attentions of an OpenVINO model, and the quantisation of their outputs.
 
-        Returns (their number, this number of how many, with the reason for each other attention, as `summary_of` says).
+        Returns (the number that was replaced, the summary of all attentions: see `summary_of`).
         hint: the type in which OpenVINO will compute all other operators. With bf16, an attention that is computed in
         bf16 also reads and writes bf16, so that OpenVINO converts nothing before and after it.
         """

@@ -50,6 +50,8 @@ _BASE64 = bytes.maketrans(b"-_", b"+/")
 """From base64's alphabet for URLs to the usual one."""
 _DATA_URL = re.compile(rb"data:[^,]*;base64,", re.IGNORECASE)
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+SMALL_PIXELS = 2**20
+"""The maximum number of pixels that the served preprocessing decodes at once, unless of a single image; about 10 ms."""
 MAX_IMAGE_PIXELS = 50_000_000
 """The maximum width × height of an image, before and after resizing.
 

@@ -31,6 +31,7 @@ from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.inference import DEFERRED
 from gmmvit_deploy.inference.cores import cores
 from gmmvit_deploy.inference.precision import QUANTIZED, SPECS
+from gmmvit_deploy.inference.preprocess import SMALL_PIXELS
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.open import graph_of
 from gmmvit_deploy.runtimes.runners.right_outputs import output_limits
@@ -231,6 +232,9 @@ def _ensemble(bundle: Bundle, options: RepositoryOptions, name: str, *, cascade:
     """Return the ensemble from images to the outputs of the network, or to labels if its name is that of `classify`."""
     config = _skeleton(bundle, name)
     _state_pixels(config, bundle, options)
+    image = bundle.manifest.image
+    # Small files often have up to twice the network's height and width.
+    _state(config, {"grouped_images": str(max(1, SMALL_PIXELS // (4 * image.height * image.width)))})
     config.platform = "ensemble"
     config.input.add(name=IMAGE_INPUT, data_type=_protobuf().TYPE_STRING, dims=[1])
     between = bundle.manifest.input_kind

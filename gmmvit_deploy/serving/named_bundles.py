@@ -29,6 +29,7 @@ def named_paths(arguments: Sequence[str], name: str = DEFAULT_MODEL) -> dict[str
             path = Path(argument)
             before = path.resolve().name if len(arguments) > 1 else name
         else:
+            refusals.refuse(not after, f"{argument}: expected NAME=BUNDLE", hint=f"type {before}=BUNDLE")
             path = Path(after)
         try:
             RepositoryOptions(name=before)
@@ -39,8 +40,7 @@ def named_paths(arguments: Sequence[str], name: str = DEFAULT_MODEL) -> dict[str
         refusals.refuse(before in paths, f"{paths.get(before)} and {path} have the same name, {before}", hint=hint)
         paths[before] = path
     for one in paths:
-        options = RepositoryOptions(name=one)
-        for other in paths.keys() & {options.network, options.preprocess, options.labels, options.classify}:
+        for other in paths.keys() & {*RepositoryOptions(name=one).models} - {one}:
             hint = f"type NAME={paths[other]} with another name"
             refusals.refuse(condition=True, message=f"{other} is also the name of a model of {one}", hint=hint)
     refusals.raise_all()

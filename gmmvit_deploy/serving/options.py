@@ -125,6 +125,11 @@ class RepositoryOptions:
             )
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """The names of all models that a repository can have with these options."""
+        return self.name, self.classify, self.network, self.preprocess, self.labels
+
+    @property
     def network(self) -> str:
         return f"{self.name}_network"
 

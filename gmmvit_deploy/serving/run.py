@@ -45,8 +45,7 @@ def open_served(
     if len(paths) > 1:
         bundles = {}
         for name, path in paths.items():
-            is_bundle = (path / MANIFEST_FILE).is_file()
-            with or_left_out(name, leave_out if is_bundle else None):  # a mistake in a path is no broken bundle
+            with or_left_out(name, leave_out if path.is_dir() else None):  # a mistake in a path is no broken bundle
                 bundles[name] = open_bundle(path)
         if not bundles:
             raise BundleError("all bundles are broken", hint="type gmmvit export CHECKPOINT -o BUNDLE for each")

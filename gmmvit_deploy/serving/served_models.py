@@ -79,8 +79,9 @@ class ServedModels:
 
     @property
     def health(self) -> tuple[HealthCheck, ...]:
-        """The requests that check a server: one for each network."""
-        return tuple(network.health for network in self.networks)
+        """The requests that check a server. They run the first network only, so that none that is slow ends all."""
+        first, *others = self.networks
+        return first.health, *(HealthCheck(path=f"/v2/models/{network.name}/ready") for network in others)
 
     def with_images(self, output: str = "") -> tuple[str, ...]:
         """Return the names of the networks that take images, of those with an output if one is named."""
@@ -141,7 +142,7 @@ def _common(values: Iterable[str]) -> str:
 
 
 def read_models_of_a_bundle(path: Path, *, name: str = "gmmvit") -> ServedModels:
-    """Return `read_models`, for what states a single bundle.  Errors: also InputError for networks of several."""
+    """Return `read_models(path)`.  Errors: also InputError for a repository of several bundles."""
     models = read_models(path, name=name)
     if len({network.bundle for network in models.networks}) > 1:
         names = ", ".join(network.name for network in models.networks)

@@ -173,6 +173,7 @@ class TritonServer:
             except ServerError:
                 if not self._removed(self._log.not_loaded()):
                     raise
+                self.kill_now()
                 self._clean_up()
                 del self.models  # read before
 

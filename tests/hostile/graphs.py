@@ -65,6 +65,16 @@ def _external(location: str) -> Change:
     return change
 
 
+def _external_constant(model: onnx.ModelProto) -> None:
+    """A node without a reader has its value in another file."""
+    node = onnx.helper.make_node("Constant", [], ["unread"], value=onnx.numpy_helper.from_array(np.zeros(2), "unread"))
+    tensor = node.attribute[0].t
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="other.bin")
+    model.graph.node.append(node)
+
+
 def _external_beside_another(model: onnx.ModelProto) -> None:
     """The first of two constants with the same name is in another file."""
     _external("../../secret")(model)
@@ -213,6 +223,7 @@ GRAPHS: dict[str, Change] = {
     "graph: logits times 1.01": _scaled(1.01),
     "graph: weights from /etc/passwd": _external("/etc/passwd"),
     "graph: weights outside the folder": _external("../../secret"),
+    "graph: a constant in another file": _external_constant,
     "graph: weights outside the folder, under a name given twice": _external_beside_another,
     "graph: weights from a device without end": _external("/dev/zero"),
     "graph: operator of an unknown domain": _computed("logits = org.example.Shell (trained)", domain="org.example"),

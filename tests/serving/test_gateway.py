@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import http.client
 import io
 import json
@@ -546,7 +547,8 @@ class TestReload:
         kept = http.client.HTTPConnection("127.0.0.1", gateway.http_port, timeout=20)
         assert request(gateway.http_url, "/v2", connection=kept).status == 200
         pid = gateway.pid
-        key_file(tmp_path, f"other {OTHER_KEY}")
+        many = (f"more {hashlib.sha256(str(number).encode()).hexdigest()}" for number in range(3000))
+        key_file(tmp_path, f"other {OTHER_KEY}", *many)  # more than HAProxy takes in a command
         accepted = lambda: request(gateway.http_url, "/v2", key=OTHER_KEY).status == 200  # noqa: E731
         wait_until(accepted, "a request with the new key", step=gateway.step)
         assert request(gateway.http_url, "/v2", connection=kept).status == 401  # on the same connection

@@ -22,7 +22,7 @@ from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs._triton_errors import Request, error_from_transport
 from gmmvit_deploy.runtimes.programs.access import Access
 from gmmvit_deploy.serving.gateway._access_log import AccessLog
-from gmmvit_deploy.serving.gateway._keys import map_text, read_keys, readable_by_others
+from gmmvit_deploy.serving.gateway._keys import Client, map_of_keys, map_text, read_keys, readable_by_others
 from gmmvit_deploy.serving.gateway.files import ALERTS, gateway_folder, gateway_options, tls_pem, write_files
 from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.gateway.options import (
@@ -46,6 +46,7 @@ from tests.serving.gateways import KEY, OTHER_KEY, key_file, request
 from tests.waiting import wait_until
 
 HASH = hashlib.sha256(KEY.encode()).hexdigest().upper()
+MANY = tuple(f"model-{number}" for number in range(40))
 PORTS = (8443, 8444, 8445)
 BINDS = dict(zip(("HTTP", "gRPC", "metrics"), (f"127.0.0.1:{port}" for port in PORTS), strict=True))
 
@@ -79,9 +80,11 @@ class TestKeys:
     def test_lines_become_hashes(self, tmp_path: Path) -> None:
         path = key_file(tmp_path, f"web {KEY}  # the web site", "", f"web {OTHER_KEY}", f"batch sha256:{'0a' * 32}")
         keys = read_keys(path)
-        assert keys == {HASH: "web", hashlib.sha256(OTHER_KEY.encode()).hexdigest().upper(): "web", "0A" * 32: "batch"}
-        assert map_text(keys).splitlines()[0] == f"{HASH} web"
-        assert KEY not in map_text(keys)
+        other = hashlib.sha256(OTHER_KEY.encode()).hexdigest().upper()
+        assert keys == {HASH: Client("web"), other: Client("web"), "0A" * 32: Client("batch")}
+        text = map_text(map_of_keys(keys))
+        assert text.splitlines()[0] == f"{HASH} web"
+        assert KEY not in text
 
     @pytest.mark.parametrize(
         ("line", "message"),
@@ -209,13 +212,18 @@ class TestConfig:
             {"health": (HealthCheck(path="/v2/health/ready", why_not="large"),)},
             {"access_log": "127.0.0.1:514"},
             {"sockets": "/tmp/with space"},
+            {
+                "front": Front(port=9000, secret="0123", models=MANY),  # noqa: S106
+                "models": tuple(model for name in MANY for model in RepositoryOptions(name=name).models),
+                "health": tuple(HealthCheck(path=f"/v2/models/{name}/ready") for name in MANY),
+            },
         ],
-        ids=["default", "json", "no queue", "threads", "front", "admin", "no inference", "syslog", "sockets"],
+        ids=["default", "json", "no queue", "threads", "front", "admin", "no inference", "syslog", "sockets", "many"],
     )
     @pytest.mark.integration
     @needs_haproxy
     def test_haproxy_takes_it(self, changes: dict[str, Any], tmp_path: Path) -> None:
-        check_config(find_haproxy(), write_files(tmp_path, options(**changes), {HASH: "web"}, ""))
+        check_config(find_haproxy(), write_files(tmp_path, options(**changes), {HASH: Client("web")}, ""))
 
 
 class TestModels:

@@ -231,7 +231,8 @@ class _Front:
         if name not in models:
             path = request.url.path.split("/")[1]
             named = f"there is no model {name[:64]!r}" if name else "the path names no model"
-            raise Refusal(404, f"{named}; expected {' or '.join(f'/{path}/{n}' for n in models)}")
+            able = [f"/{path}/{n}" for n in models if output in (await self._triton.model(n)).outputs]
+            raise Refusal(404, f"{named}; expected {' or '.join(able) or 'another path'}")
         model = await self._triton.model(name)
         if output not in model.outputs:
             raise Refusal(400, _MISSING[output])

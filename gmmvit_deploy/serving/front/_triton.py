@@ -42,7 +42,7 @@ _OF_TRITON = re.compile(r"^(\[request id: [^\]]*\] )?in ensemble '[^']*', ")
 class Model:
     """A served model.
 
-    runner: "" if the model states none.
+    runner: "" if the model states none.  max_group: the number of small images that are sent together.
     outputs: name → values for each image; `inference.DEFERRED` is that of a cascade, which says which images float32
     computed again.
     """
@@ -52,6 +52,7 @@ class Model:
     bundle: str
     runner: str
     max_batch: int
+    max_group: int
     outputs: Mapping[str, int]
 
 
@@ -122,7 +123,7 @@ class Triton:
         if described is None or len(images) > 1 or len(images[0]) > _GROUPED_BYTES:
             return await self._asked(model, images, outputs)
         group = self._groups.get(key := (model, *outputs))
-        if group is None or len(group.images) == described.max_batch:
+        if group is None or len(group.images) >= described.max_group:
             group = self._groups[key] = _Group()
             group.answer = asyncio.create_task(self._together(group, *key))
         row = len(group.images)
@@ -171,7 +172,7 @@ class Triton:
         try:
             return await method(request, timeout=_ANSWER_S)
         except grpc.aio.AioRpcError as exc:
-            if exc.code() == grpc.StatusCode.UNAVAILABLE:
+            if exc.code() == grpc.StatusCode.UNAVAILABLE and not _OF_TRITON.match(exc.details() or ""):
                 self._models.clear()  # the next server may serve other bundles
             raise _refusal(exc) from exc
 
@@ -192,6 +193,7 @@ def _model(config: Any) -> Model:
         bundle=parameters["gmmvit_bundle_sha256"],
         runner=parameters.get("gmmvit_runner", ""),
         max_batch=config.max_batch_size,
+        max_group=min(config.max_batch_size, int(parameters.get("grouped_images", 1))),
         outputs={output.name: output.dims[-1] for output in config.output},
     )
 

@@ -1,9 +1,8 @@
 """Read the key file of the gateway, and write the map of hashes that HAProxy looks up.
 
 A key file has a line ``NAME KEY`` for each client, or ``NAME KEY models=MODEL,…`` for a client that may use only these
-models. ``#`` begins a comment. A name may have several keys, so that a
-client can change to a new key before the old key is removed. ``sha256:HEX`` in place of a key is the SHA-256 of the
-key: the file then holds no key itself.
+models. ``#`` begins a comment. A name may have several keys, so that a client can change to a new key before the old
+key is removed. ``sha256:HEX`` in place of a key is the SHA-256 of the key: the file then holds no key itself.
 
 Clients send ``Authorization: Bearer KEY``. HAProxy hashes the key and looks the hash up, so HAProxy's memory, its map
 and the time of a look-up do not reveal keys.
@@ -14,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from gmmvit_deploy.errors import InputError
@@ -26,10 +26,17 @@ _HASH = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _MAKE = "write a line NAME KEY for each client; type openssl rand -hex 32 to make a key"
 
 
-def read_keys(path: Path) -> dict[str, str]:
-    """Return SHA-256 of the key, in upper-case hexadecimal digits → name of the client.
+@dataclass(frozen=True, slots=True)
+class Client:
+    """models: the models of Triton that the client may use; None for all."""
 
-    ``:,MODEL,MODEL,…,`` follows the name of a client that may use only some models: the models of their repositories.
+    name: str
+    models: tuple[str, ...] | None = None
+
+
+def read_keys(path: Path) -> dict[str, Client]:
+    """Return SHA-256 of the key, in upper-case hexadecimal digits → client.
+
     Errors: InputError, whose message contains no key.
     """
     try:
@@ -37,7 +44,7 @@ def read_keys(path: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "the file is not UTF-8 text"
         raise InputError(f"{path}: the key file cannot be read: {reason}", hint=_MAKE) from exc
-    keys: dict[str, str] = {}
+    keys: dict[str, Client] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].split()
         if not words:
@@ -51,21 +58,21 @@ def read_keys(path: Path) -> dict[str, str]:
         name, digest = words[0], _digest(words[1], place)
         if not _NAME.fullmatch(name):
             raise InputError(f"{place}: expected a name of 1 to 64 letters, digits, '.', '_' or '-', got {name!r}")
-        client = name + (_permitted(words[2], place) if len(words) == 3 else "")
+        client = Client(name, _permitted(words[2], place) if len(words) == 3 else None)
         if keys.setdefault(digest, client) != client:
-            before = keys[digest].partition(":")[0]
+            before = keys[digest].name
             raise InputError(f"{place}: {name} has the same key as {before}", hint="make a key for each client")
     if not keys:
         raise InputError(f"{path}: expected at least a line NAME KEY, got no key", hint=_MAKE)
     return keys
 
 
-def _permitted(word: str, place: str) -> str:
+def _permitted(word: str, place: str) -> tuple[str, ...]:
     try:
         options = [RepositoryOptions(name=name) for name in word.removeprefix("models=").split(",")]
     except InputError as exc:
         raise InputError(f"{place}: {exc}", hint="write models=NAME,NAME without spaces") from exc
-    return ":," + "".join(f"{o.name},{o.network},{o.preprocess},{o.labels},{o.classify}," for o in options)
+    return tuple(model for each in options for model in each.models)
 
 
 def readable_by_others(path: Path) -> bool:
@@ -85,6 +92,18 @@ def _digest(key: str, place: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest().upper()
 
 
-def map_text(keys: Mapping[str, str]) -> str:
-    """Return the keys as a map file of HAProxy: a line ``HASH NAME`` for each key."""
-    return "".join(f"{digest} {name}\n" for digest, name in keys.items())
+def map_of_keys(keys: Mapping[str, Client]) -> dict[str, str]:
+    """Return what HAProxy looks up: hash → name of the client.
+
+    Of a client that may use only some models, ``:`` follows the name, and ``HASH:MODEL`` is there for each of them.
+    """
+    entries = {}
+    for digest, client in keys.items():
+        entries[digest] = client.name if client.models is None else f"{client.name}:"
+        entries |= {f"{digest}:{model}": client.name for model in client.models or ()}
+    return entries
+
+
+def map_text(entries: Mapping[str, str]) -> str:
+    """Return a map file of HAProxy."""
+    return "".join(f"{key} {value}\n" for key, value in entries.items())

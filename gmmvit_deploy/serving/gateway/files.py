@@ -25,7 +25,7 @@ from gmmvit_deploy.serving.front.options import (
     RUNNER_HEADER,
     front_paths_of,
 )
-from gmmvit_deploy.serving.gateway._keys import map_text, read_keys
+from gmmvit_deploy.serving.gateway._keys import Client, map_of_keys, map_text, read_keys
 from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.gateway.options import (
     CLIENT_HEADER,
@@ -118,7 +118,7 @@ def config_text(options: GatewayOptions) -> str:
         runner_header=RUNNER_HEADER,
         client_header=CLIENT_HEADER,
         front_header=FRONT_HEADER,
-        front_paths=" ".join((*FRONT_PATHS, *front_paths_of(options.front.models if options.front else ()))),
+        front_paths=(*FRONT_PATHS, *front_paths_of(options.front.models if options.front else ())),
         embeddings_paths=" ".join(EMBEDDINGS_PATHS),
         unused=UNUSED_ADDRESS,
     )
@@ -167,11 +167,11 @@ def _require_not_expired(path: Path, pem: str) -> None:
 _TLS_HINT = "type --tls-cert CHAIN.pem --tls-key KEY.pem, or --tls-cert with a file that contains both"
 
 
-def write_files(folder: Path, options: GatewayOptions, keys: Mapping[str, str], pem: str) -> Path:
+def write_files(folder: Path, options: GatewayOptions, keys: Mapping[str, Client], pem: str) -> Path:
     """Write all files into ``folder``, readable by the owner only, and return the path of the configuration."""
     texts = {
         CONFIG_FILE: config_text(options),
-        "keys.map": map_text(keys),
+        "keys.map": map_text(map_of_keys(keys)),
         "bundles.map": map_text({upstream.name: upstream.bundle for upstream in options.upstreams if upstream.bundle}),
         "runners.map": map_text({upstream.name: upstream.runner for upstream in options.upstreams if upstream.runner}),
         "refuse.lua": (_HERE / "refuse.lua").read_text(encoding="utf-8"),

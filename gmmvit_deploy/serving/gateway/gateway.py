@@ -21,7 +21,7 @@ from gmmvit_deploy.inference.cores import cores
 from gmmvit_deploy.serving._local_http import MetricsEndpoint, text_from_socket, text_from_url
 from gmmvit_deploy.serving._metric_text import joined_metrics, metric_text
 from gmmvit_deploy.serving.gateway._access_log import AccessLog
-from gmmvit_deploy.serving.gateway._keys import map_text, read_keys, readable_by_others
+from gmmvit_deploy.serving.gateway._keys import Client, map_of_keys, map_text, read_keys, readable_by_others
 from gmmvit_deploy.serving.gateway.files import gateway_options, options_for, tls_pem, write_files
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy
 from gmmvit_deploy.serving.gateway.options import Front, GatewayOptions, GatewaySettings
@@ -57,6 +57,10 @@ def behind_gateway(options: ServerOptions, secret: str) -> ServerOptions:
             f"--metrics-config=summary_quantiles={_QUANTILES}",
         ),
     )
+
+
+_LINES_OF_A_COMMAND = 100
+"""HAProxy takes no command that is larger than its buffer, and says nothing then."""
 
 
 class Gateway:
@@ -236,7 +240,7 @@ class Gateway:
         self.reload_failed = False
         self._keys, self._pem = keys, pem
         # A HAProxy that is started again reads the files.
-        (folder / "keys.map").write_text(map_text(keys), encoding="utf-8")
+        (folder / "keys.map").write_text(map_text(map_of_keys(keys)), encoding="utf-8")
         if pem:
             (folder / "tls.pem").write_text(pem, encoding="ascii")
         self.key_reloads += 1
@@ -335,13 +339,20 @@ def _state(path: Path) -> object:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _load_keys(haproxy: HAProxy, keys: Mapping[str, str]) -> None:
+def _load_keys(haproxy: HAProxy, keys: Mapping[str, Client]) -> None:
     """Replace all keys at once: a request sees either the old or the new keys."""
+    lines = map_text(map_of_keys(keys)).splitlines()
     answer = haproxy.command("prepare map keys.map")
     version = answer.rpartition(" ")[2]
     if not version.isdigit():
         raise ServerError(f"HAProxy did not take the keys: {answer}")
-    problems = haproxy.command(f"add map @{version} keys.map", payload=map_text(keys))
+    problems = ""
+    for first in range(0, len(lines), _LINES_OF_A_COMMAND):
+        some = "\n".join(lines[first : first + _LINES_OF_A_COMMAND])
+        problems += haproxy.command(f"add map @{version} keys.map", payload=some)
+    held = len(haproxy.command(f"show map @{version} keys.map").splitlines())
+    if held != len(lines):
+        raise ServerError(f"HAProxy took {held} of {len(lines)} entries of keys{problems and ': ' + problems}")
     problems += haproxy.command(f"commit map @{version} keys.map")
     if problems:
         raise ServerError(f"HAProxy did not take the keys: {problems}")

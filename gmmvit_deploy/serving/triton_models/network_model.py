@@ -59,10 +59,10 @@ class TritonPythonModel:
             _require_reference_outputs(loaded.answers, json.loads(parameters[limits]), self.max_batch)
             return loaded.answers
 
-        label_set = LabelSet.from_parameters(parameters)
+        label_set, name = LabelSet.from_parameters(parameters), args["model_name"].removesuffix("_network")
         if "logits" in self.outputs:
             expected = json.loads(parameters.get("expected_answers", "{}"))
-            self.answers = _Answers(args["model_name"].removesuffix("_network"), label_set, expected, config)
+            self.answers = _Answers(name, label_set, expected, config)
         if not runner.cascade:
             self.program = network(runner, "model.onnx", "reference_limits")
             return
@@ -76,7 +76,7 @@ class TritonPythonModel:
         ).answers
         # Triton's metrics need their families as long as they live.
         self.families = [_family(name, words) for name, words in _COUNTERS]
-        self.counters = [family.Metric(labels={"model": args["model_name"]}) for family in self.families]
+        self.counters = [family.Metric(labels={"model": name}) for family in self.families]
 
     def finalize(self) -> None:
         if self.answers is not None:

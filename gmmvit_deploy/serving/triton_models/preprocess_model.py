@@ -34,6 +34,7 @@ from gmmvit_inference import GROUPED
 from gmmvit_inference.cores import cores
 from gmmvit_inference.large_images import Decoder, Job, LargeImages
 from gmmvit_inference.preprocess import (
+    SMALL_PIXELS,
     UnusableImage,
     bytes_from_base64,
     open_image,
@@ -45,9 +46,6 @@ from gmmvit_inference.preprocess import (
 INPUT = "IMAGE"
 TARGET = ("height", "width", "channels", "resize", "crop_pct", "mean")  # arguments of pixels_from_opened
 COUNTED = ("height", "width", "resize", "crop_pct")  # arguments of pixels_to_compute
-SMALL_PIXELS = 2**20
-"""The maximum number of pixels that a call of `execute` decodes, and that a step of a larger request decodes unless
-the step has a single image; about 10 ms."""
 THREADED_PIXELS = 2**16
 """With fewer pixels, a call of `execute` decodes its images in a single thread: for small images, handing an image to
 another thread takes as long as decoding the image."""
