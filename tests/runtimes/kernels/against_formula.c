@@ -200,16 +200,19 @@ static void rotate_exactly(const Case *of, const Rotation *by, const float *x, s
         }
         if (!by->tables) continue;
         const float *cosine = by->tables + ((head % (size_t)by->heads) * tokens + token) * d, *sine = cosine + plane;
-        double normed[256];
+        double normed[256], terms[256]; /* the norm subtracts the mean, also where the rest is much smaller */
         for (size_t c = 0; c < d; c++) variance += pow(exact[c] - mean, 2) / (double)d;
-        for (size_t c = 0; c < d; c++)
-            normed[c] = by->normed ? (exact[c] - mean) / sqrt(variance + by->epsilon) : exact[c];
+        const double deviation = sqrt(variance + by->epsilon);
+        for (size_t c = 0; c < d; c++) {
+            normed[c] = by->normed ? (exact[c] - mean) / deviation : exact[c];
+            terms[c] = by->normed ? (fabs(exact[c]) + fabs(mean)) / deviation : fabs(exact[c]);
+        }
         for (size_t c = 0; c < d; c++) {
             const size_t partner = by->halves ? (c + d / 2) % d : c ^ 1;
             const double shift = by->shifts ? sine[plane + c] : 0;
             const double turned = normed[c] * cosine[c] + normed[partner] * sine[c] + shift;
             exact[c] = rounded((float)turned, arithmetic);
-            sizes[c] = fabs(normed[c] * cosine[c]) + fabs(normed[partner] * sine[c]) + fabs(shift);
+            sizes[c] = terms[c] * fabs(cosine[c]) + terms[partner] * fabs(sine[c]) + fabs(shift);
             const double off = ldexp(8 * sizes[c], -24);
             if (arithmetic == MASKED_ATTENTION_BFLOAT16)
                 sizes[c] += ldexp(rounded((float)(turned + off), arithmetic) - rounded((float)(turned - off), arithmetic), 24);
