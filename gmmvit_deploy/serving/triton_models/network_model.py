@@ -62,7 +62,7 @@ class TritonPythonModel:
         label_set, name = LabelSet.from_parameters(parameters), args["model_name"].removesuffix("_network")
         if "logits" in self.outputs:
             expected = json.loads(parameters.get("expected_answers", "{}"))
-            self.answers = _Answers(name, label_set, expected, config)
+            self.answers = _Answers(name, label_set, expected)
         if not runner.cascade:
             self.program = network(runner, "model.onnx", "reference_limits")
             return
@@ -132,13 +132,9 @@ class _Answers:
     metric is a message to another process.
     """
 
-    def __init__(
-        self, model: str, label_set: LabelSet, expected: dict[str, dict[str, int]], config: dict[str, Any]
-    ) -> None:
+    def __init__(self, model: str, label_set: LabelSet, expected: dict[str, dict[str, int]]) -> None:
         """expected: kind → bucket → number of the images on which ``gmmvit optimize`` judged."""
         self.model, self.label_set = model, label_set
-        # Triton itself sends these before it is ready.
-        self.warm_up = sum(sample["batch_size"] * max(1, sample["count"]) for sample in config["model_warmup"])
         self.family = _family("gmmvit_answers_total", "Images answered, each counted once for each kind")
         self.metrics = {key: self.metric(self.family, *key) for key in SURENESS}
         about = "The share of the images on which gmmvit optimize judged"
@@ -166,9 +162,7 @@ class _Answers:
                 pb_utils.Logger.log_error(f"answers of a second are not counted: {type(exc).__name__}: {exc}")
 
     def count(self, logits: Any) -> None:
-        skipped = min(self.warm_up, len(logits))
-        self.warm_up -= skipped
-        for (kind, bucket), number in count_answers(logits[skipped:], self.label_set).items():
+        for (kind, bucket), number in count_answers(logits, self.label_set).items():
             if (kind, bucket) not in self.metrics and len(self.metrics) >= len(SURENESS) + _CLASSES:
                 bucket = _OTHERS
             if (kind, bucket) not in self.metrics:
