@@ -178,7 +178,9 @@ def test_features_that_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def model(self: Triton, name: str) -> Model:
         labels = LabelSet.from_parameters({})
-        return Model(name=name, label_set=labels, bundle="", runner="", max_batch=1, outputs={"features": 2})
+        return Model(
+            name=name, label_set=labels, bundle="", runner="", max_batch=1, max_group=1, outputs={"features": 2}
+        )
 
     async def answers(self: Triton, model: str, images: Any, outputs: Any) -> dict[str, np.ndarray]:
         return {"features": np.array([[1, np.inf]], np.float32)}
