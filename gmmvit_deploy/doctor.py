@@ -186,12 +186,16 @@ def _graph(bundle: Bundle, precision: Precision, form: Form) -> str:
 def _judged(bundle: Bundle, graph_sha256: str) -> Iterator[str]:
     """Yield what images showed of a graph when ``gmmvit optimize`` judged it on this kind of machine."""
     choices, _ = read_choices(bundle.path)
+    machine = this_machine()
     for choice in choices:
+        gate = choice.gate
+        if gate is None or choice.machine != machine:
+            continue
         for one in choice.candidates:
-            if choice.machine == this_machine() and one.graph_sha256 == graph_sha256 and one.judged and choice.gate:
+            if one.graph_sha256 == graph_sha256 and one.judged:
                 yield (
-                    f"{one.runner}: {choice.gate.kind} {one.judged.value:.4f} ({one.judged.low:.4f} to "
-                    f"{one.judged.high:.4f}) on {choice.images}, gate {choice.gate.min_share:g}"
+                    f"{one.runner}: {gate.kind} {one.judged.value:.4f} ({one.judged.low:.4f} to "
+                    f"{one.judged.high:.4f}) on {choice.images}, gate {gate.min_share:g}"
                 )
 
 

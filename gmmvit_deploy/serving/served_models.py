@@ -184,11 +184,11 @@ def _stated(config: Any) -> dict[str, str]:
 
 def _network(config: Any) -> Network:
     """Return the network of a model that clients ask: an ensemble that takes images, or a model of no ensemble."""
-    takes_images = _takes_images(config)
+    takes_images, stated = _takes_images(config), _stated(config)
     return Network(
         name=config.name,
-        bundle=_stated(config).get("gmmvit_bundle_sha256", ""),
-        runner=_stated(config).get("gmmvit_runner", ""),
+        bundle=stated.get("gmmvit_bundle_sha256", ""),
+        runner=stated.get("gmmvit_runner", ""),
         outputs=frozenset(output.name for output in config.output),
         takes_images=takes_images,
         health=_check_with_image(config.name) if takes_images else _check_with_tensor(config),
