@@ -16,7 +16,7 @@ The shifted images show the same characters as the judged images, with less cont
 
     python benchmarks/trained_networks.py [--family vit] [--epochs N] [--device cuda] [--check] [--output FOLDER]
 
-On a CPU, the networks are trained in turn, in an estimated hour on two cores; on a GPU, at the same time.
+On a CPU, the networks are trained in turn, in half an hour on two cores with bf16; on a GPU, at the same time.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def trained(family: str, output: Path, glyphs: Path, *, device: str, epochs: int
     for step in range(steps):
         chosen = torch.randint(len(characters), (BATCH,), generator=random, device=device)
         images = distorted(characters[chosen], TRAINED, random, min(step / (0.7 * steps), 1.0))
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        with torch.autocast(device, torch.bfloat16):  # 1.6 times as fast, also on a CPU with bf16
             logits = network(normalised(images))
         loss = functional.cross_entropy(logits.float(), classes[chosen], label_smoothing=0.05)
         optimizer.zero_grad()
