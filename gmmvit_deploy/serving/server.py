@@ -35,6 +35,7 @@ _STACK_BYTES = 1 << 30
 """Triton reads nested JSON and chunked bodies by recursion; with 8 MiB, a request of 277 bytes ends the server."""
 _MEMORY = {"MALLOC_ARENA_MAX": "2"}
 """With an arena for each of some threads, glibc kept 24 MB more after each 600 hostile requests."""
+_PORT_TAKEN = "already in use"  # in Triton's message
 _POLL_S = 0.05
 _EXIT_S = 5  # what Triton needs to end beyond its exit timeout
 _FLUSH_S = 0.2
@@ -170,12 +171,20 @@ class TritonServer:
         while True:
             try:
                 return self._start(cancelled)
-            except ServerError:
-                if not self._removed(self._log.not_loaded()):
+            except ServerError as exc:
+                if not self._takes_other_ports(exc) and not self._removed(self._log.not_loaded()):
                     raise
                 self.kill_now()
                 self._clean_up()
                 del self.models  # read before
+
+    def _takes_other_ports(self, why: ServerError) -> bool:
+        """Forget the ports if another program took one since it was chosen; True if the next start has a choice."""
+        options = self.options
+        if _PORT_TAKEN not in str(why) or all((options.http_port, options.grpc_port, options.metrics_port)):
+            return False
+        self.http_port = self.grpc_port = self.metrics_port = 0
+        return True
 
     def _start(self, cancelled: Callable[[], bool]) -> None:
         options = self.options

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,8 @@ def _dead_worker(pod: Pod, where: dict[str, Any]) -> None:
         assert (status, "gmmvit" in text) == (1, True), text
     finally:
         os.kill(pod.serve.process.pid, signal.SIGCONT)
+    # Triton replaces the worker itself, so the probe may succeed before the supervisor restarts the server.
+    wait_until(lambda: not Path(f"/proc/{where['pid']}").exists(), "the end of the server without its worker")
     wait_until(lambda: pod.run("readinessProbe")[0] == 0, "a restart of the server by the supervisor")
 
 
@@ -230,13 +232,16 @@ def test_a_pod_that_drains_answers_what_it_read_and_no_probe(slow_pod: Pod) -> N
         text = request_of(metrics, "/metrics/gateway", key=KEY, ca=slow_pod.certificate).body.decode()
         return 'haproxy_backend_current_sessions{proxy="triton_http"} 6\n' in text
 
-    with clients(slow_pod, 6, times=1) as outcomes, answers_held(slow_pod.serve.path):  # three batches
-        wait_until(taken, "six requests in the pod")
-        slow_pod.serve.process.terminate()
-        wait_until(lambda: slow_pod.run("readinessProbe", *OF_THE_STAND_IN)[0] == 1, "a readiness probe that fails")
-        status, text = slow_pod.run("readinessProbe", *OF_THE_STAND_IN)
-        assert (status, "no Triton server answers" in text or "refused" in text) == (1, True), text
-        assert outcomes == []
+    with ExitStack() as held:
+        held.enter_context(answers_held(slow_pod.serve.path))
+        with clients(slow_pod, 6, times=1) as outcomes:  # three batches
+            wait_until(taken, "six requests in the pod")
+            slow_pod.serve.process.terminate()
+            wait_until(lambda: slow_pod.run("readinessProbe", *OF_THE_STAND_IN)[0] == 1, "a readiness probe that fails")
+            status, text = slow_pod.run("readinessProbe", *OF_THE_STAND_IN)
+            assert (status, "no Triton server answers" in text or "refused" in text) == (1, True), text
+            assert outcomes == []
+            held.close()
     assert [status for _, status in outcomes] == [200] * 6
     assert slow_pod.serve.end(timeout_s=EXIT_S)[0] == 0
 

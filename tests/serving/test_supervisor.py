@@ -19,6 +19,7 @@ from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving._supervisor import Supervisor
+from gmmvit_deploy.serving.ports import _free_port, free_ports, listening_socket
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
@@ -134,6 +135,19 @@ def paused_and_back_s(supervised: Supervisor, bundle: Bundle) -> float:
 @pytest.mark.alone
 def test_a_paused_process_group_is_back_within_ten_seconds(supervised: Supervisor, bundle: Bundle) -> None:
     assert best_of(3, lambda: paused_and_back_s(supervised, bundle), enough=WITHIN_S) < WITHIN_S
+
+
+def test_a_free_port_that_another_program_takes_before_triton_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = write_stand_in(tmp_path / "models", delay_s=0)
+    with listening_socket("127.0.0.1", 0, "") as other:
+        taken = other.getsockname()[1]
+        first = iter([(_free_port("127.0.0.1"), taken, _free_port("127.0.0.1"))])
+        choose = lambda services: next(first, None) or free_ports(services)  # noqa: E731
+        monkeypatch.setattr("gmmvit_deploy.serving.server.free_ports", choose)
+        with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
+            assert running.grpc_port != taken
 
 
 def decoders_of(server: TritonServer) -> list[int]:
