@@ -23,8 +23,7 @@ from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.inference.cores import cores_in_words
-from gmmvit_deploy.inference.precision import ONNXRUNTIME_PRECISIONS, OPENVINO_PRECISIONS, PRECISIONS, SPECS, Precision
-from gmmvit_deploy.inference.runner_name import Form
+from gmmvit_deploy.inference.precision import ONNXRUNTIME_PRECISIONS, OPENVINO_PRECISIONS, SPECS, Form, Precision
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.engines.builder import build_plan
 from gmmvit_deploy.runtimes.engines.card import CARD_FILE, EngineCard, open_engine, require_bundle
@@ -142,7 +141,7 @@ def examine_bundle(bundle: Bundle, server: ServerTensorRT | None, *, on_progress
     on this machine. Another check for each engine tests whether the server can load the engine.
     server: the TensorRT of the server; None skips the checks for a server.
     """
-    held = [(precision, form) for precision in PRECISIONS for form in forms_in(bundle, precision)]
+    held = [(precision, form) for precision in SPECS for form in forms_in(bundle, precision)]
     parts = [
         _part("graph", graph_file(precision, form), partial(_graph, bundle, precision, form), fix="")
         for precision, form in held
@@ -150,7 +149,7 @@ def examine_bundle(bundle: Bundle, server: ServerTensorRT | None, *, on_progress
     parts += [
         _part("speed", Path(graph_file(precision, form)).stem, partial(_speed, bundle, precision, form), fix="")
         for precision, form in held
-        if precision != "fp32" and bool(form) == (precision == "int8") and server is None
+        if precision != "fp32" and bool(form) == bool(SPECS[precision].forms) and server is None
     ]
     folders = sorted(path.parent for path in (bundle.path / "engines").glob(f"*/{CARD_FILE}"))
     for folder in folders:

@@ -212,20 +212,21 @@ def require_calibration(precisions: Sequence[Precision] | None, calibration: str
 
     precisions: None if they were refused themselves.
     """
-    from gmmvit_deploy.inference.precision import QUANTIZED
+    from gmmvit_deploy.inference.precision import CALIBRATED, SPECS
     from gmmvit_deploy.runtimes.programs.image_batches import require_source
 
     if calibration is None:
-        if "fp8" in (precisions or ()):
-            raise InputError(
-                "fp8 needs calibration images",
-                hint="add --calibration FOLDER, --calibration FILE.npz or --calibration KIND:PATH, with images like "
-                "those that the model will classify",
-            )
-    elif precisions and not {*QUANTIZED}.intersection(precisions):
+        for precision in precisions or ():
+            if SPECS[precision].calibrated and "dynamic" not in SPECS[precision].forms:
+                raise InputError(
+                    f"{precision} needs calibration images",
+                    hint="add --calibration FOLDER, --calibration FILE.npz or --calibration KIND:PATH, with images "
+                    "like those that the model will classify",
+                )
+    elif precisions and not {*CALIBRATED}.intersection(precisions):
         raise InputError(
-            f"--calibration is for {' and '.join(QUANTIZED)}; {', '.join(precisions)} needs no calibration",
-            hint=f"leave --calibration out, or type --precision {QUANTIZED[0]}",
+            f"--calibration is for {' and '.join(CALIBRATED)}; {', '.join(precisions)} needs no calibration",
+            hint=f"leave --calibration out, or type --precision {CALIBRATED[0]}",
         )
     else:
         require_source(calibration)

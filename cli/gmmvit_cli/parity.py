@@ -15,7 +15,7 @@ from gmmvit_cli.output import WIDTH, note, print_error, print_json, print_table,
 from gmmvit_cli.panels import GENERAL, INPUT, Panel, refusals_of
 from gmmvit_cli.progress import progress
 from gmmvit_cli.runners import PRECISION_OF_RUNNERS, URLS, opened_runners, runner_option
-from gmmvit_deploy.inference.precision import SPECS, Precision
+from gmmvit_deploy.inference.precision import QUANTIZED, SPECS, Precision
 from gmmvit_deploy.neighbours import KEEP_NEIGHBOURS
 
 if TYPE_CHECKING:
@@ -64,12 +64,12 @@ def parity(
     gate: float | None = _CHECKS.option(
         "FRACTION",
         "Minimum accuracy to pass, as a fraction of PyTorch's, in top-1 and, with more than five classes, top-5.",
-        show_default=f"{SPECS['fp32'].accuracy_gate}, but {SPECS['int8'].accuracy_gate} for int8 and fp8",
+        show_default=f"{SPECS['fp32'].accuracy_gate}, but {SPECS['int8'].accuracy_gate} for {' and '.join(QUANTIZED)}",
     ),
     keep_decisions: float | None = _CHECKS.option(
         "FRACTION",
         "Minimum share of the images of --data for which the runner predicts PyTorch's class.",
-        show_default=f"{SPECS['int8'].kept_gate} for int8 and fp8",
+        show_default=f"{SPECS['int8'].kept_gate} for {' and '.join(QUANTIZED)}",
     ),
     keep_neighbours: float | None = _CHECKS.option(
         "FRACTION",

@@ -34,9 +34,8 @@ class ProductRate:
 
 def libraries(precision: Precision, device: Device) -> Mapping[str, Callable[[Shape], Program]]:
     """Return library → function that makes a program for a shape, or raises an error if the library cannot."""
-    if device == "gpu":
-        return {"torch": _torch(precision, "cuda")}
-    return _ON_CPU.get(precision, {})
+    kind = SPECS[precision].projection
+    return {"torch": _torch(kind, "cuda")} if device == "gpu" else _ON_CPU.get(kind, {})
 
 
 def rate(program: Program, shape: Shape, device: Device) -> float:
@@ -82,22 +81,22 @@ def _gpu_seconds(program: Program) -> float:
     return float(start.elapsed_time(end)) / 1e3 / _AT_ONCE_ON_GPU
 
 
-def _torch(precision: Precision, device: str) -> Callable[[Shape], Program]:
+def _torch(kind: str, device: str) -> Callable[[Shape], Program]:
     def make(shape: Shape) -> Program:
         import torch
 
         limit_torch()
         rows, inner, columns = shape
-        if precision == "int8":
+        if kind == "int8":
             sizes = ((rows, inner), (inner, columns))
             whole = [torch.randint(-127, 127, size, dtype=torch.int8, device=device) for size in sizes]
             return _called(lambda: torch._int_mm(*whole))
-        if precision == "fp8":
+        if kind == "float8_e4m3fn":
             scale = torch.ones((), device=device)
             left = torch.randn(rows, inner, device=device).to(torch.float8_e4m3fn)
             right = torch.randn(columns, inner, device=device).to(torch.float8_e4m3fn).t()
             return _called(lambda: torch._scaled_mm(left, right, scale, scale, out_dtype=torch.bfloat16))
-        dtype = getattr(torch, SPECS[precision].element)
+        dtype = getattr(torch, kind)
         pair = (torch.randn(size, dtype=dtype, device=device) for size in ((rows, inner), (inner, columns)))
         first, second = pair
         out = torch.empty(rows, columns, dtype=dtype, device=device)
@@ -154,7 +153,7 @@ def _openvino(hint: str) -> Callable[[Shape], Program]:
 
 
 _ON_CPU: Mapping[str, Mapping[str, Callable[[Shape], Program]]] = {
-    "fp32": {"torch": _torch("fp32", "cpu"), "onnxruntime": _onnxruntime, "openvino": _openvino("f32")},
-    "bf16": {"torch": _torch("bf16", "cpu"), "openvino": _openvino("bf16")},
+    "float32": {"torch": _torch("float32", "cpu"), "onnxruntime": _onnxruntime, "openvino": _openvino("f32")},
+    "bfloat16": {"torch": _torch("bfloat16", "cpu"), "openvino": _openvino("bf16")},
     "int8": {"torch": _torch("int8", "cpu")},
 }

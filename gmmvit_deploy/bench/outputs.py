@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import recorded_distances
-from gmmvit_deploy.inference.precision import Precision
-from gmmvit_deploy.inference.runner_name import Form
+from gmmvit_deploy.inference.precision import Form, Precision
 from gmmvit_deploy.parity.inputs import golden_batch
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.tolerances import Limit, limit_from_noise, limit_from_stored

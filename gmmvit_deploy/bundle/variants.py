@@ -28,13 +28,12 @@ from gmmvit_deploy.errors import BundleError
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.constants import MaskChange
 from gmmvit_deploy.graphs.weights import data_path
-from gmmvit_deploy.inference.precision import QUANTIZED
-from gmmvit_deploy.inference.runner_name import FORMS, with_form
+from gmmvit_deploy.inference.precision import CALIBRATED, QUANTIZED, SPECS
+from gmmvit_deploy.inference.runner_name import with_form
 
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
-    from gmmvit_deploy.inference.precision import Precision
-    from gmmvit_deploy.inference.runner_name import Form
+    from gmmvit_deploy.inference.precision import Form, Precision
 
 GRAPHS = "graphs"
 """The folder of a bundle with the graphs in other precisions."""
@@ -131,15 +130,15 @@ def record_file(precision: Precision, form: Form = "") -> str:
 
 def forms_in(bundle: Bundle, precision: Precision) -> tuple[Form, ...]:
     """Return the forms of the graphs in a precision of which the bundle has a graph or a record."""
-    forms = ("", *FORMS) if precision == "int8" else ("",)
+    forms: tuple[Form, ...] = ("", *SPECS[precision].forms)
     names = {form: (graph_file(precision, form), record_file(precision, form)) for form in forms}
     return tuple(form for form in forms if any((bundle.path / name).exists() for name in names[form]))
 
 
 def cpu_form(bundle: Bundle, precision: Precision) -> Form:
-    """Return the form of the graph that CPUs run, unless the user names one: the first of `FORMS` that there is."""
-    held = forms_in(bundle, precision)
-    return "" if precision != "int8" else next((form for form in FORMS if form in held), FORMS[0])
+    """Return the form of the graph that CPUs run, unless the user names one: the first form that there is."""
+    held, forms = forms_in(bundle, precision), SPECS[precision].forms
+    return next((form for form in forms if form in held), forms[0]) if forms else ""
 
 
 def record_of(bundle: Bundle, precision: Precision, form: Form = "") -> VariantRecord | None:
@@ -219,7 +218,7 @@ def open_variant(bundle: Bundle, precision: Precision, form: Form = "") -> Varia
 def how_to_convert(bundle: Bundle, precision: Precision, form: Form = "") -> str:
     """Return the hint of an error message: the command that writes a graph into the bundle, in place of its own."""
     dynamic = form == "dynamic"
-    calibration = " --calibration IMAGES" if precision in QUANTIZED and not dynamic else ""
+    calibration = " --calibration IMAGES" if precision in CALIBRATED and not dynamic else ""
     gate = " --keep-decisions SHARE" if form == "mixed" else ""
     # All calibrated graphs of int8 are written at once.
     force = " --force" if any((held == "dynamic") == dynamic for held in forms_in(bundle, precision)) else ""

@@ -31,7 +31,6 @@ from gmmvit_deploy.graphs.calibration import RANGES, Calibration, RangeRule, ran
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.quantize import (
     can_be_dynamic,
-    grid_of,
     projections_of,
     quantize_graph,
     weight_matrix,
@@ -42,6 +41,7 @@ from gmmvit_deploy.graphs.smoothing import smoothed
 from gmmvit_deploy.graphs.wiring import input_of, stored
 from gmmvit_deploy.images.data.images import evenly_spaced
 from gmmvit_deploy.inference.cores import cpu_name
+from gmmvit_deploy.inference.precision import SPECS
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import calibrate
@@ -151,7 +151,7 @@ class _Workshop:
                 if node.op_type != "Conv" and weight not in rounded and moments is not None:
                     matrix = weight_matrix(node, stored(node.inputs[1]))
                     rounded[weight] = compensated_rounding(
-                        matrix, moments, weight_scales(matrix, "int8"), largest=grid_of("int8").largest
+                        matrix, moments, weight_scales(matrix, "int8"), largest=SPECS["int8"].quantized_max
                     )
             self._rounded[strength] = rounded
         return self._rounded[strength]

@@ -30,7 +30,7 @@ from gmmvit_deploy.graphs.masks import prove_masks
 from gmmvit_deploy.graphs.quantize import quantize_graph
 from gmmvit_deploy.graphs.roles import require_known_roles
 from gmmvit_deploy.graphs.smoothing import factors_between, smoothed_by
-from gmmvit_deploy.inference.precision import QUANTIZED, Precision
+from gmmvit_deploy.inference.precision import CALIBRATED, QUANTIZED, SPECS, Precision
 from gmmvit_deploy.models.folding.engine_forms import pad_heads
 from gmmvit_deploy.models.folding.fold import FoldedModel, engine_passes, fold, fold_for_engines
 from gmmvit_deploy.progress import OnProgress, ignore
@@ -83,14 +83,15 @@ def prepared_graph(
     Errors: as in `graph_from_model`, and InputError when calibration images are missing, when they are given for a
     precision that does not use calibration, or when this process cannot build the model.
     """
-    dynamic = precision == "int8" and for_cpu and calibration is None
-    if (precision in QUANTIZED) != (calibration is not None) and not dynamic:
+    spec = SPECS[precision]
+    dynamic = "dynamic" in spec.forms and for_cpu and calibration is None
+    if spec.calibrated != (calibration is not None) and not dynamic:
         raise InputError(
-            f"{precision} {'needs' if precision in QUANTIZED else 'does not use'} calibration images",
+            f"{precision} {'needs' if spec.calibrated else 'does not use'} calibration images",
             hint="add --calibration FOLDER, --calibration FILE.npz or --calibration KIND:PATH, with images like those "
             "that the model will classify"
-            if precision in QUANTIZED
-            else "remove --calibration, or add int8 or fp8 to the precisions",
+            if spec.calibrated
+            else f"remove --calibration, or add {' or '.join(CALIBRATED)} to the precisions",
         )
     manifest = bundle.manifest
     prepared = graph_from_model(
@@ -166,8 +167,8 @@ def graph_from_model(
             ranges = ranges_of(measured, "extremes")
             graph = quantize_graph(graph, precision, ranges)
             notes = {"images": measured.images, "ranges": {name: list(both) for name, both in ranges.items()}}
-    elif precision == "int8":
-        graph = quantize_graph(graph, "int8", None)
+    elif precision in QUANTIZED:
+        graph = quantize_graph(graph, precision, None)
     graph = cast_graph(graph, types)
     constants, hashes = prove_masks(graph.graph, folded.masks, records, types)
     return PreparedGraph(
@@ -265,6 +266,6 @@ def _before_quantization(bundle: Bundle, record: VariantRecord) -> ir.Model:
 def _folded(model: Model, precision: Precision, *, padded: bool, for_cpu: bool) -> FoldedModel:
     folded = fold(model)
     # Engines fuse no attention in float32, and CPUs have other fused kernels: the form for engines would be slower.
-    if for_cpu or precision == "fp32":
+    if for_cpu or SPECS[precision].element == "float32":
         return folded
     return fold_for_engines(folded, engine_passes(model.spec, padded=padded, quantized=precision in QUANTIZED))

@@ -38,7 +38,7 @@ from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_f
 from gmmvit_deploy.graphs.masks import changes_of
 from gmmvit_deploy.graphs.weights import files_of, write_graph
 from gmmvit_deploy.inference.int8_products import int8_saturates
-from gmmvit_deploy.inference.precision import PRECISIONS, QUANTIZED, Precision, graph_precision
+from gmmvit_deploy.inference.precision import CALIBRATED, PRECISIONS, QUANTIZED, SPECS, Precision, graph_precision
 from gmmvit_deploy.inference.runner_name import with_form
 from gmmvit_deploy.precision_names import precision_from, precisions_from
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from gmmvit_deploy.bundle.gates import Gate
     from gmmvit_deploy.exporting._recipes import Recipe
-    from gmmvit_deploy.inference.runner_name import Form
+    from gmmvit_deploy.inference.precision import Form
     from gmmvit_deploy.runtimes.programs.image_batches import ImageBatches
 
 __all__ = ["CALIBRATION_IMAGES", "variant_from_bundle", "variants_from_bundle", "variants_of_same_tower"]
@@ -133,7 +133,7 @@ def variants_from_bundle(
         on_progress(Progress(f"write {precision}", number, len(precisions)))
         images = (
             open_images(bundle, calibration, limit=calibration_images)
-            if calibration and precision in QUANTIZED
+            if calibration and precision in CALIBRATED
             else None
         )
         variants += _written(
@@ -142,7 +142,7 @@ def variants_from_bundle(
             _form(precision, calibrated=images is not None, gate=gate),
             calibration=images,
             padded=padded,
-            gate=gate if precision == "int8" else None,
+            gate=gate if "mixed" in SPECS[precision].forms else None,
             recipe=None if like is None else _static_recipe(like),
             force=force,
             on_progress=on_progress,
@@ -187,7 +187,7 @@ def variants_of_same_tower(
 
 def _form(precision: Precision, *, calibrated: bool, gate: Gate | None) -> Form:
     """Return the form of the graph for CPUs; with a gate, the form is static if no projection has to move."""
-    if precision != "int8":
+    if not SPECS[precision].forms:
         return ""
     if not calibrated:
         return "dynamic"
@@ -311,7 +311,7 @@ def _recorded(
     )
     variant = Variant(precision=precision, path=path, sha256=hashes[0], record=record)
     record = replace(record, programs=_proven(bundle, variant, record.golden["largest_abs"]))
-    if precision == "int8" and not form:  # CPUs do not run the graph for GPUs
+    if SPECS[precision].forms and not form:  # CPUs do not run the graph for GPUs
         return record
     if record.speed:  # that of the image tower, which other classes do not change
         return record
@@ -332,7 +332,7 @@ def _proven(bundle: Bundle, variant: Variant, recorded: float) -> dict[str, dict
     first, expected = next(iter(outputs.items()))
     limit = limit_from_stored(bundle.stored_noise(expected), variant.precision, recorded=recorded).largest
     proven = proven_programs(proof_programs(bundle, variant), inputs, {first: expected}, {first: limit})
-    saturates = int8_saturates() if variant.precision == "int8" and variant.form != "dynamic" else ""
+    saturates = int8_saturates() if SPECS[variant.precision].projection == "int8" and variant.form != "dynamic" else ""
     of_the_file = graph_precision(variant.precision) == variant.precision and not saturates
     if proven.wrong and not proven.differences and of_the_file:
         reasons = "; ".join(f"runner {name}:{variant.precision}: {why}" for name, why in proven.wrong.items())

@@ -16,7 +16,7 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.declared import declare, declared_attention
 from gmmvit_deploy.graphs.roles import roles_of
 from gmmvit_deploy.graphs.wiring import add_constant, remove_unused, stored
-from gmmvit_deploy.inference.precision import ROLES, ElementType, Precision, Role, element_type
+from gmmvit_deploy.inference.precision import ROLES, ElementType, Precision, QuantizedType, Role, element_type
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 _FIRST_BF16_OPSET = 22
 
 
-def numpy_type(kind: ElementType) -> Any:
+def numpy_type(kind: ElementType | QuantizedType) -> np.dtype[Any]:
     """Return the numpy or ml_dtypes type for the name of a data type."""
-    import ml_dtypes
+    import ml_dtypes  # noqa: F401  # numpy knows its types by their names from then on
 
-    return {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[kind]
+    return np.dtype(kind)
 
 
 def cast_graph(model: ir.Model, precision: Precision) -> ir.Model:
@@ -139,4 +139,4 @@ class _Cast:
 def _tensor_type(kind: ElementType) -> ir.TensorType:
     import onnx_ir as ir
 
-    return ir.TensorType(ir.DataType.from_numpy(np.dtype(numpy_type(kind))))
+    return ir.TensorType(ir.DataType.from_numpy(numpy_type(kind)))

@@ -27,13 +27,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.errors import ExportError
+from gmmvit_deploy.graphs.cast import numpy_type
 from gmmvit_deploy.graphs.declared import declare
 from gmmvit_deploy.graphs.roles import roles_of
 from gmmvit_deploy.graphs.wiring import add_constant, input_of, remove_unused, stored
@@ -52,43 +52,6 @@ _MAX_USED = 0.75
 """An activation gets a zero point if its range is a smaller part of the symmetric range, as after GELU."""
 _PART = re.compile(r"\.parts\.\d+(?=/)")
 _SMALLEST_SCALE = 2.0**-24  # the smallest positive float16; scales are stored as float16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """The values of a quantised data type.
-
-    name: ``int8`` or ``fp8``.  largest: the largest value of the data type that the quantisation uses.
-    """
-
-    name: Precision
-    largest: float
-
-    @property
-    def numpy_type(self) -> Any:
-        import ml_dtypes
-
-        return np.int8 if self.name == "int8" else ml_dtypes.float8_e4m3fn
-
-    def quantized(self, values: NDArray[Any], scale: NDArray[Any]) -> NDArray[Any]:
-        """Return ``values`` divided by ``scale``, rounded to the quantised data type, in which others saturate."""
-        scaled = np.clip(values / scale, -self.largest, self.largest)
-        result: NDArray[Any] = (np.rint(scaled) if self.name == "int8" else scaled).astype(self.numpy_type)
-        return result
-
-    def scale(self, largest: NDArray[Any]) -> NDArray[Any]:
-        """Return the scale at which the magnitude ``largest`` becomes the largest quantised value, as float16."""
-        scales = np.maximum(np.asarray(largest, np.float64) / self.largest, _SMALLEST_SCALE)
-        result: NDArray[Any] = scales.astype(np.float16).astype(np.float32)
-        return result
-
-
-def grid_of(precision: Precision) -> Grid:
-    """Return the grid of a precision: integers from −127 to 127 for int8, E4M3 values from −448 to 448 for fp8."""
-    largest = SPECS[precision].quantized_max
-    if largest is None:
-        raise ValueError(f"{precision} is not quantised")
-    return Grid(name=precision, largest=largest)
 
 
 def activations_of(graph: ir.Graph) -> tuple[str, ...]:
@@ -129,7 +92,14 @@ def weight_matrix(projection: ir.Node, weight: NDArray[Any]) -> NDArray[Any]:
 
 def weight_scales(matrix: NDArray[Any], precision: Precision) -> NDArray[Any]:
     """Return the scale of each row of a weight (out, in)."""
-    return grid_of(precision).scale(np.abs(matrix).max(axis=1))
+    return _scales(np.abs(matrix).max(axis=1), precision)
+
+
+def _scales(largest: NDArray[Any], precision: Precision) -> NDArray[Any]:
+    """Return the scales at which the magnitudes ``largest`` become the largest quantised value, as float16."""
+    scales = np.maximum(np.asarray(largest, np.float64) / SPECS[precision].quantized_max, _SMALLEST_SCALE)
+    result: NDArray[Any] = scales.astype(np.float16).astype(np.float32)
+    return result
 
 
 def quantize_graph(
@@ -157,7 +127,7 @@ def quantize_graph(
     without ranges, when all projections are convolutions.
     """
     out = model.clone()
-    pairs = _Pairs(out.graph, grid_of(precision), zero_points=zero_points, rounded=rounded or {})
+    pairs = _Pairs(out.graph, precision, zero_points=zero_points, rounded=rounded or {})
     projections = {str(node.name): node for node in projections_of(out.graph)}
     for name in projections_named(out.graph, float32):
         del projections[name]
@@ -188,8 +158,14 @@ def quantize_graph(
 class _Pairs:
     """Puts Q/DQ pairs before the projections of a graph."""
 
-    def __init__(self, graph: ir.Graph, grid: Grid, *, zero_points: bool, rounded: Mapping[str, NDArray[Any]]) -> None:
-        self._graph, self._grid, self._zero_points, self._rounded = graph, grid, zero_points, rounded
+    def __init__(
+        self, graph: ir.Graph, precision: Precision, *, zero_points: bool, rounded: Mapping[str, NDArray[Any]]
+    ) -> None:
+        spec = SPECS[precision]
+        if spec.quantized is None:
+            raise ValueError(f"{precision} is not quantised")
+        self._graph, self._precision, self._zero_points, self._rounded = graph, precision, zero_points, rounded
+        self._type, self._largest = numpy_type(spec.quantized), spec.quantized_max
         self._made: dict[ir.Value, ir.Value] = {}
 
     def quantize_activation(self, projection: ir.Node, low: float, high: float) -> None:
@@ -201,8 +177,8 @@ class _Pairs:
             step = np.maximum(np.float32((high - low) / _STEPS), np.float32(_SMALLEST_SCALE))
             zero_point = np.rint(-low / step).astype(np.uint8)
         else:
-            step = self._grid.scale(np.asarray(max(-low, high)))
-            zero_point = np.zeros((), self._grid.numpy_type)
+            step = _scales(np.asarray(max(-low, high)), self._precision)
+            zero_point = np.zeros((), self._type)
         scale = add_constant(self._graph, f"{stem}.scale", np.asarray(step))
         zero = add_constant(self._graph, f"{stem}.zero", zero_point)
         quantized = ir.Value(name=f"{stem}.quantized", shape=x.shape, type=zero.type)
@@ -220,17 +196,18 @@ class _Pairs:
         if weight not in self._made:
             name, values = str(weight.name), stored(weight)
             matrix = weight_matrix(projection, values)
-            scales = weight_scales(matrix, self._grid.name)
+            scales = weight_scales(matrix, self._precision)
             if name in self._rounded:
-                quantized = self._rounded[name].astype(self._grid.numpy_type)
+                quantized = self._rounded[name].astype(self._type)
             else:
-                quantized = self._grid.quantized(matrix, scales[:, None])
+                scaled = np.clip(matrix / scales[:, None], -self._largest, self._largest)
+                quantized = (np.rint(scaled) if self._type.kind == "i" else scaled).astype(self._type)
             inputs = [
                 add_constant(self._graph, f"{name}.{part}", array)
                 for part, array in (
                     ("quantized", quantized.reshape(values.shape) if axis == 0 else np.ascontiguousarray(quantized.T)),
                     ("scale", scales),
-                    ("zero", np.zeros(scales.shape, self._grid.numpy_type)),
+                    ("zero", np.zeros(scales.shape, self._type)),
                 )
             ]
             self._made[weight] = ir.Value(name=f"{name}.dequantized", shape=weight.shape, type=weight.type)

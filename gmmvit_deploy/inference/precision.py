@@ -1,6 +1,6 @@
 """The precisions: one record holds all that differs between them.
 
-A new precision is a name in `Precision` and a record in `SPECS`; CONTRIBUTING.md lists what a quantised one also needs.
+A new precision is a name in `Precision` and a record in `SPECS`; CONTRIBUTING.md lists what else it needs.
 The data type of an operator follows from its role (what the operator is for: `graphs/roles.py`) and from the record;
 `graphs/cast.py` applies it, and docs/pages/precisions.md shows it. Masks are folded (computed once and stored as
 constants) in float32 before the cast, because small entries of the base matrix, from which a mask is computed, would
@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 ElementType = Literal["float32", "float16", "bfloat16"]
+QuantizedType = Literal["int8", "float8_e4m3fn"]
+"""Names of numpy and ml_dtypes."""
 Arithmetic = Literal["f32", "bf16"]
 """Data type in which OpenVINO, and this project's CPU kernels, compute: the names are OpenVINO's."""
+Form = Literal["", "static", "mixed", "dynamic"]
+"""The form of a graph for CPUs says how its activations are quantised (`RunnerName`); "" for another graph."""
 Role = Literal[
     "input",
     "embedding",
@@ -56,9 +60,13 @@ class PrecisionSpec:
 
     element: the floating-point data type of the operators outside `FLOAT32_ROLES`.
     weight_bytes: the size of a weight of a projection.
-    quantized_max: the largest value of the quantised data type; None for a precision without quantisation. Q/DQ pairs
-    then quantise both inputs of every projection. The matrix products of attention are never quantised, because Q/DQ
-    pairs in attention prevent TensorRT from using its fused attention kernel.
+    quantized: the data type to which the weights of projections are quantised; None for a precision without
+    quantisation. The matrix products of attention are never quantised, because Q/DQ pairs in attention prevent TensorRT
+    from using its fused attention kernel.
+    quantized_max: the largest value of ``quantized`` that is used.
+    calibrated: True if the activations that projections read are quantised as well, to ranges that images set.
+    forms: of the graphs for CPUs; () if a CPU runs the same graph as a GPU. Unless the user names a form, CPUs run the
+    first that a bundle has. The form ``dynamic`` needs no images.
     unit_roundoff: of ``element``; None for a quantised precision, whose error depends on the data.
     accuracy_gate: the share of PyTorch's top-1 to reach; as in MLPerf.
     kept_gate: the share of PyTorch's decisions to keep; 1 for all that the limit of the logits decides.
@@ -75,7 +83,10 @@ class PrecisionSpec:
 
     element: ElementType
     weight_bytes: int
-    quantized_max: float | None = None
+    quantized: QuantizedType | None = None
+    quantized_max: float = 0.0
+    calibrated: bool = False
+    forms: tuple[Form, ...] = ()
     unit_roundoff: float | None = None
     accuracy_gate: float
     kept_gate: float = 1.0
@@ -86,6 +97,11 @@ class PrecisionSpec:
     attention: Arithmetic = "f32"
     compute_capability: float
     tensorrt_mode: str
+
+    @property
+    def projection(self) -> ElementType | QuantizedType:
+        """The data type of the numbers that projections multiply."""
+        return self.quantized if self.quantized and self.calibrated else self.element
 
 
 SPECS: Mapping[Precision, PrecisionSpec] = {
@@ -124,7 +140,10 @@ SPECS: Mapping[Precision, PrecisionSpec] = {
     "int8": PrecisionSpec(
         element="float16",
         weight_bytes=1,
+        quantized="int8",
         quantized_max=127.0,
+        calibrated=True,
+        forms=("static", "mixed", "dynamic"),
         accuracy_gate=0.99,
         kept_gate=0.97,
         onnxruntime=True,
@@ -136,7 +155,9 @@ SPECS: Mapping[Precision, PrecisionSpec] = {
     "fp8": PrecisionSpec(
         element="float16",
         weight_bytes=1,
-        quantized_max=448.0,  # E4M3
+        quantized="float8_e4m3fn",
+        quantized_max=448.0,
+        calibrated=True,
         accuracy_gate=0.99,
         kept_gate=0.97,
         onnxruntime=False,  # on a CPU, it does not quantise to float8
@@ -144,7 +165,8 @@ SPECS: Mapping[Precision, PrecisionSpec] = {
         tensorrt_mode="FP16",
     ),
 }
-QUANTIZED = tuple(name for name, spec in SPECS.items() if spec.quantized_max is not None)
+QUANTIZED = tuple(name for name, spec in SPECS.items() if spec.quantized)
+CALIBRATED = tuple(name for name, spec in SPECS.items() if spec.calibrated)
 ONNXRUNTIME_PRECISIONS = tuple(name for name, spec in SPECS.items() if spec.onnxruntime)
 OPENVINO_PRECISIONS = tuple(name for name, spec in SPECS.items() if spec.openvino_name)
 

@@ -10,15 +10,12 @@ reports. Float32 is not written.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
-from .precision import Precision
+from .precision import Form, Precision
 
 KERNELS_SUFFIX = "+kernels"
 CASCADE_SUFFIX = "+fp32"
-Form = Literal["", "static", "mixed", "dynamic"]
-FORMS: tuple[Form, ...] = get_args(Form)[1:]
-"""The forms of the int8 graphs for CPUs. Unless a form is named, CPUs run the first that a bundle has."""
 
 
 def with_form(precision: Precision, form: Form) -> str:
@@ -34,7 +31,7 @@ class RunnerName:
     precision: of the computation.
     kernels: True if this project's CPU kernels compute the attentions.
     form: of an int8 graph: activations have static ranges, are quantised while the network runs (dynamic), or both
-    (mixed); "" for the first of `FORMS` that the bundle has, and for another precision.
+    (mixed); "" for the first form that the bundle has, and for another precision.
     cascade: True if nearly undecided images are computed again in float32.
     """
 

@@ -13,7 +13,7 @@ Graphs that the bundle has are kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -25,8 +25,8 @@ from gmmvit_deploy.bundle.variants import forms_in, graph_file, open_variant, re
 from gmmvit_deploy.errors import GmmvitError, InputError, RunnerUnavailableError
 from gmmvit_deploy.exporting.cascades import THRESHOLD_IMAGES, cascade_from_images
 from gmmvit_deploy.exporting.variants import CALIBRATION_IMAGES, variants_from_bundle
-from gmmvit_deploy.inference.precision import Precision, graph_precision
-from gmmvit_deploy.inference.runner_name import Form, RunnerName
+from gmmvit_deploy.inference.precision import CALIBRATED, SPECS, Form, Precision, graph_precision
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.progress import OnProgress, Progress, prefixed
 from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle, engine_name
@@ -43,15 +43,7 @@ Graph = tuple[Precision, Form]
 _NO_IMAGES = "needs images that set its ranges: type --calibration DATA, with images that are none of those of --data"
 _STATIC_HOLDS = "no projection has to leave the static form for the gate to hold"
 PROGRAMS_OF_GPUS = (*ON_GPUS, "tensorrt")
-_OF_CPUS = (
-    *("onnxruntime", "openvino", "openvino+kernels"),
-    *("openvino:bf16", "openvino+kernels:bf16"),
-    "onnxruntime:fp16",
-    *("onnxruntime:int8-static", "openvino:int8-static", "openvino+kernels:int8-static"),
-    *("openvino:int8-dynamic", "openvino+kernels:int8-dynamic"),
-    *("openvino:int8-mixed", "openvino+kernels:int8-mixed"),
-)
-_OF_GPUS = tuple(f"{name}:{graph}" for graph in ("fp32", "bf16", "fp16", "int8") for name in PROGRAMS_OF_GPUS)
+_PRECISIONS_OF_GPUS: tuple[Precision, ...] = ("fp32", "bf16", "fp16", "int8")
 
 
 def refuse_overlap(bundle: Bundle, calibration: str, gate: ImageStream) -> None:
@@ -77,20 +69,34 @@ def _graphs_in(bundle: Bundle, precision: Precision) -> tuple[Form, ...]:
     return tuple(form for form in held if (bundle.path / graph_file(precision, form)).exists())
 
 
+def _programs() -> Iterator[RunnerName]:
+    """Yield the programs to try on this machine."""
+    for precision, spec in SPECS.items():
+        for form in spec.forms or ("",):
+            if spec.onnxruntime and form in ("", "static"):
+                yield RunnerName("onnxruntime", precision, form=form)
+            if spec.openvino_name:
+                yield from (RunnerName("openvino", precision, kernels, form) for kernels in (False, True))
+    if visible_gpu() is not None:
+        yield from (RunnerName(name, graph) for graph in _PRECISIONS_OF_GPUS for name in PROGRAMS_OF_GPUS)
+
+
+def _graph_of(program: RunnerName) -> Graph:
+    of_openvino = program.runtime == "openvino"
+    return graph_precision(program.precision) if of_openvino else program.precision, program.form
+
+
 def convert_missing(
-    bundle: Bundle,
-    precisions: Sequence[Precision],
-    calibration: str | None,
-    on_progress: OnProgress,
-    *,
-    gate: Gate,
+    bundle: Bundle, calibration: str | None, on_progress: OnProgress, *, gate: Gate
 ) -> dict[Graph, str]:
     """Write the graphs that the bundle lacks, and return why others could not be written: graph → the reason.
 
     gate: what a mixed graph must reach on calibration images that set no range.
     """
     why_not: dict[Graph, str] = {}
-    for precision in precisions:
+    for precision in dict.fromkeys(_graph_of(program)[0] for program in _programs()):
+        if precision == "fp32" or precision in CALIBRATED:
+            continue
         try:
             if not _graphs_in(bundle, precision):
                 variants_from_bundle(bundle, (precision,), on_progress=on_progress)
@@ -148,7 +154,7 @@ def opened_programs(
     """
     opened: dict[RunnerName, Runner] = {}
     left_out: dict[RunnerName, str] = {}
-    for program in map(RunnerName.parse, (*_OF_CPUS, *(_OF_GPUS if visible_gpu() is not None else ()))):
+    for program in _programs():
         on_progress(Progress(f"open {program}"))
         try:
             opened[program] = stack.enter_context(_opened(program, bundle, why_not, on_progress))
@@ -197,13 +203,10 @@ def opened_cascades(
 
 
 def _opened(program: RunnerName, bundle: Bundle, why_not: Mapping[Graph, str], on_progress: OnProgress) -> Runner:
-    precision, form = program.precision, program.form
-    of_openvino = program.runtime == "openvino"
-    # For bf16, OpenVINO loads the float32 graph.
-    graph: Graph = (graph_precision(precision), form) if of_openvino else (precision, form)
+    precision, graph = program.precision, _graph_of(program)
     if graph in why_not:
         raise RunnerUnavailableError(why_not[graph])
-    if of_openvino and (why := why_no_openvino(precision, dynamic=form == "dynamic")):
+    if program.runtime == "openvino" and (why := why_no_openvino(precision, dynamic=program.form == "dynamic")):
         raise RunnerUnavailableError(why)
     if program.name not in FLAVORS:
         return open_runner(program, bundle)

@@ -21,7 +21,7 @@ from gmmvit_deploy.bundle.choices import Choice, JudgedImages, write_choice
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.errors import BundleError, InputError, OutputError
 from gmmvit_deploy.inference.answer_counts import sureness
-from gmmvit_deploy.inference.precision import SPECS, Precision
+from gmmvit_deploy.inference.precision import SPECS
 from gmmvit_deploy.neighbours import KEEP_NEIGHBOURS
 from gmmvit_deploy.optimize._programs import convert_missing, opened_cascades, opened_programs, refuse_overlap
 from gmmvit_deploy.optimize._race import Race
@@ -32,7 +32,6 @@ from gmmvit_deploy.parity.judgement import judgement_of, wrong_labels_in
 from gmmvit_deploy.parity.options import BATCH, ParityOptions
 from gmmvit_deploy.parity.reference import why_no_model
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
-from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 
 __all__ = ["OptimizeOptions", "optimize_bundle"]
@@ -66,9 +65,8 @@ def optimize_bundle(
         on_progress(Progress("compare the calibration images with those that judge"))
         refuse_overlap(bundle, options.calibration, stream)
     with ExitStack() as stack:
-        needed: tuple[Precision, ...] = ("fp16", "bf16") if visible_gpu() is not None else ("fp16",)
         of_mixed = gate if gate.keep_neighbours else Gate(keep_decisions=gate.keep_decisions or SPECS["int8"].kept_gate)
-        why_not = convert_missing(bundle, needed, options.calibration, on_progress, gate=of_mixed)
+        why_not = convert_missing(bundle, options.calibration, on_progress, gate=of_mixed)
         opened, left_out = opened_programs(bundle, why_not, stack, on_progress)
         race = Race(opened, left_out)
         inputs = np.resize(bundle.golden_rows()[0], (judged, *bundle.input_shape))

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
-from gmmvit_deploy.inference.precision import Precision
-from gmmvit_deploy.inference.runner_name import Form
+from gmmvit_deploy.inference.precision import Form, Precision
 from gmmvit_deploy.runtimes.programs.emulated_precision import CountedGraph
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmmvit_deploy.inference import DEFERRED
-from gmmvit_deploy.inference.precision import QUANTIZED, Precision
-from gmmvit_deploy.inference.runner_name import Form
+from gmmvit_deploy.inference.precision import QUANTIZED, Form, Precision
 from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check, skipped_check

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from gmmvit_deploy.counts import counted
 from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
 from gmmvit_deploy.inference.answer_counts import AnswerCounts
-from gmmvit_deploy.inference.precision import QUANTIZED, Precision
-from gmmvit_deploy.inference.runner_name import Form, RunnerName
+from gmmvit_deploy.inference.precision import QUANTIZED, Form, Precision
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.parity._verdict import Check, Verdict, joined, overall
 from gmmvit_deploy.reports.reporting import plain
 

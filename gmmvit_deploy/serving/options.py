@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.inference.precision import ONNXRUNTIME_PRECISIONS, OPENVINO_PRECISIONS
+from gmmvit_deploy.inference.precision import ONNXRUNTIME_PRECISIONS, OPENVINO_PRECISIONS, SPECS
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS, Backend
@@ -116,7 +116,7 @@ class RepositoryOptions:
                 hint="for bf16, type --runner openvino:bf16; for fp8, build an engine on a GPU with "
                 "gmmvit build BUNDLE --precision fp8 --flavor tensorrt, then type --backend tensorrt --engine DIR",
             )
-        if runner.precision == "int8" and self.backend == "onnxruntime":
+        if SPECS[runner.precision].projection == "int8" and self.backend == "onnxruntime":
             # Its products of int8 saturate on a CPU without VNNI, unless a session option prevents it, which only the
             # python backend can set (`onnxruntime_program`).
             raise InputError(

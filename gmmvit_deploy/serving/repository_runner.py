@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gmmvit_deploy.bundle.variants import cpu_form
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.inference.precision import QUANTIZED
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.chosen import ChosenRunner, choose_runner
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_from
@@ -70,6 +71,6 @@ def options_for_server(
                 f"only {', '.join(install.backend_names)}",
                 hint="type --tritonserver with the server of NVIDIA's container, or another --runner",
             )
-    if own and chosen.runner.name == "onnxruntime" and chosen.runner.precision in ("fp32", "fp16"):
+    if own and chosen.runner.name == "onnxruntime" and chosen.runner.precision not in QUANTIZED:
         options = replace(options, backend="onnxruntime")
     return with_runner(options, chosen.runner), chosen.notes

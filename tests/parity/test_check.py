@@ -16,6 +16,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ImageError, InputError
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.data.open import open_data
+from gmmvit_deploy.inference.precision import PRECISIONS
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.options import ParityOptions
@@ -104,8 +105,10 @@ def test_few_images_are_enough_where_no_answer_can_change(precise_bundle: Bundle
         assert "too few images to decide" in statistics[0].reasons[0]
 
 
-def test_the_schema_knows_every_runner() -> None:
-    assert SCHEMA["properties"]["runners"]["items"]["properties"]["runner"]["enum"] == list(RUNNERS)
+def test_the_schema_knows_every_runner_and_precision() -> None:
+    properties = SCHEMA["properties"]["runners"]["items"]["properties"]
+    assert properties["runner"]["enum"] == list(RUNNERS)
+    assert properties["precision"]["enum"] == list(PRECISIONS)
 
 
 def test_a_report_satisfies_its_schema(report: ParityReport) -> None:

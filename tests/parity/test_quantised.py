@@ -27,8 +27,7 @@ from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.inference import openvino_kernels
 from gmmvit_deploy.inference.int8_products import int8_saturates
-from gmmvit_deploy.inference.precision import Precision
-from gmmvit_deploy.inference.runner_name import Form
+from gmmvit_deploy.inference.precision import Form, Precision
 from gmmvit_deploy.parity._calibration import check_calibration
 from gmmvit_deploy.parity._preprocessing import PreprocessingCheck
 from gmmvit_deploy.parity._quantised import QuantisedGraph

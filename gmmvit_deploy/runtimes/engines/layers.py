@@ -244,11 +244,11 @@ def unreached(
 def _promised(role: Role, precision: Precision) -> str:
     """Return the data type in which an operator of this role must run; "" if none is promised."""
     if role == "projection":
-        return precision
+        return _SHORT[SPECS[precision].projection]
     return _SHORT[SPECS[precision].element] if role in ("product", "embedding") else ""
 
 
-_SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8", "float8_e4m3fn": "fp8"}
 
 
 def _type_of(node: str, layers: Sequence[Layer]) -> str:

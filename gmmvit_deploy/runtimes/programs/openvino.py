@@ -25,7 +25,7 @@ def why_no_openvino(precision: Precision, *, dynamic: bool = False) -> str:
         return f"openvino: computes in {', '.join(OPENVINO_PRECISIONS)}, not in {precision}"
     if find_spec("openvino") is None:
         return "openvino: not installed; type pip install 'gmmvit-deploy[openvino]'"
-    if precision == "int8" and not dynamic and (saturates := int8_saturates()):
+    if SPECS[precision].projection == "int8" and not dynamic and (saturates := int8_saturates()):
         return f"openvino: {saturates}"
     if SPECS[precision].openvino == "bf16" and not has_bf16():
         return "openvino: this CPU has no bf16"

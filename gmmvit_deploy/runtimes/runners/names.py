@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.inference.precision import Precision
-from gmmvit_deploy.inference.runner_name import CASCADE_SUFFIX, FORMS, RunnerName
+from gmmvit_deploy.inference.precision import SPECS, Precision
+from gmmvit_deploy.inference.runner_name import CASCADE_SUFFIX, RunnerName
 from gmmvit_deploy.precision_names import precision_from
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS
 
@@ -53,11 +53,12 @@ def runner_from(text: str, known: Collection[str] = RUNNERS, *, precision: Preci
         raise InputError(
             f"--runner {runner.name}: this command cannot use this runner", hint=f"type one of {', '.join(known)}"
         )
-    precision_from(runner.precision)
-    if runner.form and (runner.precision != "int8" or runner.form not in FORMS or runner.name not in ON_CPUS):
+    forms = SPECS[precision_from(runner.precision)].forms
+    if runner.form and (runner.form not in forms or runner.name not in ON_CPUS):
         raise InputError(
             f"runner {text}: {runner.name}:{runner.precision} has no form {runner.form!r}",
-            hint=f"type the precision alone; only int8 of {', '.join(ON_CPUS)} has forms: {', '.join(FORMS)}",
+            hint=f"type the precision alone; only int8 of {', '.join(ON_CPUS)} has forms: "
+            f"{', '.join(SPECS['int8'].forms)}",
         )
     if runner.cascade and (runner.precision not in CASCADES or runner.name not in ON_CPUS):
         raise InputError(

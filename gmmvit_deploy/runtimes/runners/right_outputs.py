@@ -14,9 +14,8 @@ import numpy as np
 from gmmvit_deploy.bundle.variants import recorded_distances
 from gmmvit_deploy.errors import RunnerUnavailableError
 from gmmvit_deploy.inference.cores import cores
-from gmmvit_deploy.inference.precision import QUANTIZED, Precision
+from gmmvit_deploy.inference.precision import QUANTIZED, Form, Precision
 from gmmvit_deploy.inference.reference_outputs import wrong_in_batch
-from gmmvit_deploy.inference.runner_name import Form
 from gmmvit_deploy.tolerances import limit_from_stored
 
 if TYPE_CHECKING:

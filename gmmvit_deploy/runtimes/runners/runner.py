@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.inference.precision import SPECS
-from gmmvit_deploy.inference.runner_name import Form, RunnerName
+from gmmvit_deploy.inference.precision import SPECS, Form
+from gmmvit_deploy.inference.runner_name import RunnerName
 
 if TYPE_CHECKING:
     import onnx_ir as ir
