@@ -12,10 +12,10 @@ each with ``images`` (N, height, width, 3), uint8, and ``labels`` (N,). `trained
 networks in this form. ``--aside`` names a folder with photographs that no other set has: crops of these make a third
 set, without labels.
 
-The programs are the straight export in float32, in OpenVINO and ONNX Runtime; the straight export quantised by other
-projects (`shared/int8_peers.py`), in each runtime that runs it; and our export in float32 and int8: static, dynamic
-(without calibration), and mixed (projections moved to more exact forms until 98 % of the decisions are kept). Our int8
-runs with our kernels and without.
+The programs are the straight export in float32, in OpenVINO (also with its bf16) and ONNX Runtime; the straight export
+quantised by other projects (`shared/int8_peers.py`), in each runtime that runs it; and our export in float32, bf16 and
+int8: static, dynamic (without calibration), and mixed (projections moved to more exact forms until 98 % of the
+decisions are kept). Our int8 runs with our kernels and without.
 
     kept         the share of images that keep the class of the float32 straight export, with its interval
     db           variance of the centred float32 logits over the mean square of the difference
@@ -34,10 +34,10 @@ runs with our kernels and without.
 The parts write separate results: ``--part prepare`` quantises, into ``--work`` (a network of 22 million weights takes
 about half an hour on two cores); ``--part judge`` computes the logits; ``--part speed`` needs a quiet machine. What
 ``--work`` holds is not made again. On a processor with AMX, ``ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`` judges the programs
-of a processor without; the card states it.
+of a processor without; the card states it. ``--program`` (a field of the result) leaves the other programs out.
 
     python benchmarks/int8_real.py --network CHECKPOINT --work FOLDER [--aside PHOTOGRAPHS] [--peers PYTHON]
-        [--modelopt PYTHON] [--part prepare|judge|speed] [--rounds 10] [--check]
+        [--modelopt PYTHON] [--part prepare|judge|speed] [--program NAME] [--rounds 10] [--check]
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ import os
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -83,7 +82,7 @@ from gmmvit_deploy.inference.cascade import decision_margins
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.intervals import score_interval, share_interval
 from gmmvit_deploy.measure.statistics import ENOUGH, nearest_rank, ratio
-from gmmvit_deploy.measure.turns import settle
+from gmmvit_deploy.measure.turns import seconds_of, settle
 from gmmvit_deploy.models.families import spec_to_json
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
@@ -116,7 +115,11 @@ OURS = {"static": ["--calibration"], "dynamic": [], "mixed": ["--keep-decisions"
 
 CASCADES = {"cascade 99.8 %": 0.998, "cascade 99.98 %": 0.9998}
 """Cascade of our static int8 and float32 in OpenVINO with our kernels → the share of the decisions that it targets."""
-_OURS_ON_IMAGES = (
+_ON_IMAGES = (
+    REFERENCE,
+    "straight openvino bf16",
+    "nncf_default openvino",
+    "nncf_accuracy openvino",
     "ours fp32 openvino+kernels",
     "ours bf16 openvino+kernels",
     "ours static openvino+kernels",
@@ -133,8 +136,9 @@ _TIMED_BATCHES = {1: 672, 16: 48}
 class Network:
     """A checkpoint with its images, and what `prepare` made of it.  missing: int8 → why it could not be made."""
 
-    def __init__(self, checkpoint: Path, work: Path) -> None:
-        self.checkpoint, self.name = checkpoint, checkpoint.stem
+    def __init__(self, checkpoint: Path, work: Path, chosen: Sequence[str]) -> None:
+        """chosen: names of programs; empty means all."""
+        self.checkpoint, self.name, self.chosen = checkpoint, checkpoint.stem, {REFERENCE, *chosen} if chosen else None
         self.folder = work / self.name
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -146,6 +150,10 @@ class Network:
     def tools(self) -> dict[str, dict[str, str]]:
         """Recipe of another project → name of its tool → version."""
         return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.folder.glob("*.json"))}
+
+    def wanted(self, made: str) -> bool:
+        """Return whether a chosen program runs an int8 graph."""
+        return self.chosen is None or any(made in name.split(" ")[:2] for name in self.chosen)
 
     def data(self, kind: str) -> Path | None:
         """Return the file of a kind of images, given or made; None if there is none."""
@@ -193,11 +201,11 @@ class Network:
             images, _ = self.images("calibration", CALIBRATION_IMAGES)
             # A tool may take only the first images, which must not be of the first classes only.
             np.save(calibration, bundle.inputs_from_pixels(np.random.default_rng(0).permutation(images)))
-        for recipe, suffix in PEERS.items():
+        for recipe, suffix in ((recipe, suffix) for recipe, suffix in PEERS.items() if self.wanted(recipe)):
             script = BENCHMARKS / "shared" / "int8_peers.py"
             output = self.folder / f"{recipe}{suffix}"
             self._make(recipe, output, [peers[recipe], script, recipe, straight, calibration, output])
-        for kind, options in OURS.items():
+        for kind, options in ((kind, options) for kind, options in OURS.items() if self.wanted(kind)):
             self._convert(kind, [*options, self.required("calibration")] if options else [])
         if "static" not in self.missing:
             static = self.bundle("static")
@@ -239,6 +247,7 @@ class Network:
         """Return (name → function that loads the program, name of a missing program → the reason)."""
         loads: dict[str, Callable[[], Program]] = {
             REFERENCE: partial(straight_openvino, self.folder / "straight.onnx", "fp32"),
+            "straight openvino bf16": partial(straight_openvino, self.folder / "straight.onnx", "bf16"),
             "straight onnxruntime": partial(_in_onnxruntime, self.folder / "straight.onnx"),
             "ours fp32 openvino+kernels": partial(_ours, self.bundle(), "openvino+kernels", "fp32"),
             "ours bf16 openvino+kernels": partial(_ours, self.bundle(), "openvino+kernels", "bf16"),
@@ -253,6 +262,7 @@ class Network:
                 loads[f"ours {kind} {runner}"] = partial(_of_kind, self, kind, runner)
         for name, target in CASCADES.items():
             loads[name] = partial(_cascade, self, target)
+        loads = {name: load for name, load in loads.items() if self.chosen is None or name in self.chosen}
         missing = {
             name: reason for name in loads for made, reason in self.missing.items() if made in name.split(" ")[:2]
         }
@@ -393,7 +403,7 @@ def timed(network: Network, rounds: int) -> dict[str, Any]:
 def timed_on_images(network: Network) -> dict[str, Any]:
     """Return batch → program → its times on judged images, and the ratio of its time to the straight export's."""
     loads, _ = network.programs()
-    programs = {name: loads[name]() for name in (REFERENCE, *_OURS_ON_IMAGES) if name in loads}
+    programs = {name: loads[name]() for name in _ON_IMAGES if name in loads}
     bundle, (images, _labels) = network.bundle(), network.images("judged")
     results: dict[str, Any] = {}
     for batch, count in _TIMED_BATCHES.items():
@@ -422,12 +432,6 @@ def timed_on_images(network: Network) -> dict[str, Any]:
     return results
 
 
-def seconds_of(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
 def small_network(folder: Path) -> Path:
     """Write a golden checkpoint that states its preprocessing, with random images, for ``--check``."""
     random = np.random.default_rng(0)
@@ -454,6 +458,7 @@ def main() -> None:
     parser.add_argument("--peers", default=sys.executable, help="Python with nncf, openvino and onnxruntime")
     parser.add_argument("--modelopt", default=sys.executable, help="Python with nvidia-modelopt[onnx]")
     parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--program", action="append", default=[], help="judge and time only this; repeatable")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--most", type=int, help="judge at most so many images of each set")
     arguments = parsed(parser, rounds=1)
@@ -463,7 +468,7 @@ def main() -> None:
         if not arguments.network or arguments.work is None:
             parser.error("expected --network CHECKPOINT and --work FOLDER")
         peers = {recipe: arguments.modelopt if recipe.startswith("modelopt") else arguments.peers for recipe in PEERS}
-        for network in [Network(checkpoint, arguments.work) for checkpoint in arguments.network]:
+        for network in [Network(path, arguments.work, arguments.program) for path in arguments.network]:
             parts = arguments.part or PARTS
             answers, times = (arguments.output / f"{network.name}{suffix}" for suffix in (".json", ".speed.json"))
             if "prepare" in parts:

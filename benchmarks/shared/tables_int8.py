@@ -12,6 +12,15 @@ SETS = ("judged", "shifted", "aside")
 _BATCHES = ("1", "16")
 _JUDGED_WITHOUT_A_BATCH = "16"
 _PLOTTED = "judged"
+_PROGRAMS_BESIDE_CASCADES = {
+    "straight openvino": "float32, OpenVINO",
+    "straight openvino bf16": "bf16, OpenVINO",
+    "ours fp32 openvino+kernels": "float32, ours",
+    "ours bf16 openvino+kernels": "bf16, ours",
+    "nncf_default openvino": "int8, NNCF",
+    "nncf_accuracy openvino": "int8, NNCF with accuracy control",
+    "ours static openvino+kernels": "int8, ours",
+}
 
 
 def int8_page(runs: Mapping[str, dict[str, Any]]) -> str:
@@ -106,6 +115,26 @@ def _tables(run: dict[str, Any], speed: dict[str, Any]) -> str:
             table(("program", "computed again", *times_on_images), rows),
         ]
     )
+
+
+def cascades_table(runs: Mapping[str, dict[str, Any]]) -> str:
+    """Return the table of cascades beside the programs that they stand between.  runs: file → result."""
+    rows = []
+    for network in [name for name, run in runs.items() if "programs" in run]:
+        programs, times = runs[network]["programs"], runs[network + ".speed"]["on_images"]
+        rows += [
+            (
+                network.replace("_", " "),
+                _PROGRAMS_BESIDE_CASCADES.get(name, name),
+                *(f"{sets[kind]['kept']:.2%}" for kind in SETS[:2]),
+                *(f"{sets[kind]['deferred']:.1%}" if "deferred" in sets[kind] else "" for kind in SETS[:2]),
+                *(f"{times[batch][name]['time']['value']:.2f}" for batch in _BATCHES),
+            )
+            for name, sets in programs.items()
+            if name in times[_BATCHES[0]]
+        ]
+    head = ("network", "program", "kept", "kept, shifted", "again", "again, shifted", "time, 1", "time, 16")
+    return table(head, rows)
 
 
 def _on_images(row: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.inference.cores import cores
 from gmmvit_deploy.inference.precision import SPECS, Precision
+from gmmvit_deploy.measure.turns import seconds_of
 from gmmvit_deploy.runtimes.runners.eager import limit_torch
 from gmmvit_deploy.runtimes.runners.runner import Device
 
@@ -41,7 +42,7 @@ def libraries(precision: Precision, device: Device) -> Mapping[str, Callable[[Sh
 def rate(program: Program, shape: Shape, device: Device) -> float:
     """Measure a program that computes a matrix product of this shape; return the median call's rate in GFLOP/s."""
     rows, inner, columns = shape
-    timed = _gpu_seconds if device == "gpu" else _cpu_seconds
+    timed = _gpu_seconds if device == "gpu" else seconds_of
     for _ in range(3):
         program()
     times: list[float] = []
@@ -58,14 +59,8 @@ def bandwidth(device: Device) -> float:
     limit_torch()
     source = torch.ones(_COPIED_BYTES // 4, device="cuda" if device == "gpu" else "cpu")
     target = torch.empty_like(source)
-    timed = _gpu_seconds if device == "gpu" else _cpu_seconds
+    timed = _gpu_seconds if device == "gpu" else seconds_of
     return 2 * _COPIED_BYTES / float(np.median([timed(lambda: target.copy_(source)) for _ in range(7)]))
-
-
-def _cpu_seconds(program: Program) -> float:
-    start = time.perf_counter()
-    program()
-    return time.perf_counter() - start
 
 
 def _gpu_seconds(program: Program) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +16,7 @@ from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.measure.load import ScenarioName, Work, drive
 from gmmvit_deploy.measure.statistics import ENOUGH, percentiles, ratio, spread
-from gmmvit_deploy.measure.turns import settle
+from gmmvit_deploy.measure.turns import seconds_of, settle
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.runner import Device, Runner
 
@@ -136,12 +135,7 @@ def _works(runner: Runner, inputs: NDArray[Any], plan: Plan) -> list[Work]:
 
 def _warmed_up(runner: Runner, batch: NDArray[Any]) -> float:
     """Return the seconds of the fastest warm-up run.  The first runs are slower if the runner compiles then."""
-    times = []
-    for _ in range(_WARM_UPS):
-        start = time.perf_counter()
-        runner.run(batch)
-        times.append(time.perf_counter() - start)
-    return max(min(times), 1e-6)
+    return max(min(seconds_of(partial(runner.run, batch)) for _ in range(_WARM_UPS)), 1e-6)
 
 
 class _Turn:

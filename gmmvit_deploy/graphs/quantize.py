@@ -114,7 +114,7 @@ def quantize_graph(
 ) -> ir.Model:
     """Return a new float32 graph with quantised projections.
 
-    precision: ``int8`` or ``fp8``.
+    precision: one of `QUANTIZED`.
     ranges: name of an activation → its smallest and its largest value that do not saturate (`calibration.ranges_of`);
     None writes the dynamic form.
     zero_points: True to give activations with one-sided ranges zero points, for int8 only; False for zero points of 0,
@@ -137,7 +137,8 @@ def quantize_graph(
         while_running = set(projections)
         if not projections:
             raise ExportError(
-                "int8 without calibration images quantises no convolutions, and this network has no other projection",
+                f"{precision} without calibration images quantises no convolutions, and this network has no other "
+                "projection",
                 hint="add --calibration and a folder or an .npz of images",
             )
     if not while_running.isdisjoint(projections):

@@ -64,7 +64,8 @@ class PrecisionSpec:
     quantisation. The matrix products of attention are never quantised, because Q/DQ pairs in attention prevent TensorRT
     from using its fused attention kernel.
     quantized_max: the largest value of ``quantized`` that is used.
-    calibrated: True if the activations that projections read are quantised as well, to ranges that images set.
+    calibrated: True if the activations that projections read are quantised as well: to ranges that images set, or, in
+    the form ``dynamic``, while the network runs.
     forms: of the graphs for CPUs; () if a CPU runs the same graph as a GPU. Unless the user names a form, CPUs run the
     first that a bundle has. The form ``dynamic`` needs no images.
     unit_roundoff: of ``element``; None for a quantised precision, whose error depends on the data.

@@ -59,15 +59,16 @@ def seconds_in_turn(
 def seconds_of_turn(run: Callable[[], object], min_s: float = UNTIMED_S) -> float:
     """Run a program untimed, then timed, each for ``min_s``, at least once; return the mean seconds of a timed run."""
     settle(run, min_s)
-    return _seconds_of_run(run, min_s)
+    return seconds_of(run, min_s)
 
 
 def settle(run: Callable[[], object], min_s: float = UNTIMED_S) -> None:
     """Start the turn of a program: run it untimed, which also fills caches and wakes its threads."""
-    _seconds_of_run(run, min_s)
+    seconds_of(run, min_s)
 
 
-def _seconds_of_run(run: Callable[[], object], min_s: float) -> float:
+def seconds_of(run: Callable[[], object], min_s: float = 0.0) -> float:
+    """Return the mean seconds of a run: of a single run, or of the runs in ``min_s``."""
     start, count = time.perf_counter(), 0
     while count == 0 or time.perf_counter() - start < min_s:
         run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
@@ -15,7 +14,7 @@ from gmmvit_deploy.inference import DEFERRED
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.measure.statistics import ENOUGH, ROUNDS_OF_PROOF, nearest_rank, ratio
-from gmmvit_deploy.measure.turns import UNTIMED_S, seconds_in_turn, settle
+from gmmvit_deploy.measure.turns import UNTIMED_S, seconds_in_turn, seconds_of, settle
 from gmmvit_deploy.optimize._programs import PROGRAMS_OF_GPUS
 from gmmvit_deploy.parity.inputs import Batch
 from gmmvit_deploy.parity.judgement import Judgement
@@ -208,11 +207,7 @@ class Race:
                 for program in programs if number % 2 else reversed(programs):
                     run = self._opened[program].run
                     settle(partial(run, part[0]), UNTIMED_S)
-                    of_part = []
-                    for batch in part:
-                        start = time.perf_counter()
-                        run(batch)
-                        of_part.append(time.perf_counter() - start)
+                    of_part = [seconds_of(partial(run, batch)) for batch in part]
                     rounds[program].append(sum(of_part))
                     seconds += of_part if program == cascade else []
             self._of_cascades[cascade] = rounds

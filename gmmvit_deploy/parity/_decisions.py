@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.inference.labels import LabelSet, distinct_names
 from gmmvit_deploy.intervals import share_interval
 from gmmvit_deploy.parity._numeric import NumericCheck
-from gmmvit_deploy.parity._runner_check import CALIBRATED, NO_LOGITS, Answers, RunnerCheck, RunnerUnderTest
+from gmmvit_deploy.parity._runner_check import CALIBRATED_ON_THESE, NO_LOGITS, Answers, RunnerCheck, RunnerUnderTest
 from gmmvit_deploy.parity._stages import StagesCheck, decided
 from gmmvit_deploy.parity._verdict import Check, Verdict, skipped_check, worst_of
 from gmmvit_deploy.tolerances import Limit
@@ -96,7 +96,7 @@ class Decisions:
         broken = self.broken
         count, lost = len(changed) + broken, int(changed.sum()) + broken
         if not count:
-            return skipped_check("decisions", CALIBRATED)
+            return skipped_check("decisions", CALIBRATED_ON_THESE)
         low, high = share_interval(count - lost, count)
         verdict: Verdict = "passed" if low >= gate else "failed" if high < gate else "undecided"
         counted = self._counted()

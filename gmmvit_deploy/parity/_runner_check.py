@@ -27,7 +27,7 @@ from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 
 NO_LOGITS = "the bundle has no logits; the checks numeric and neighbours judge its features"
-CALIBRATED = "the graph was calibrated on these images, so they cannot judge it; add others to --data"
+CALIBRATED_ON_THESE = "the graph was calibrated on these images, so they cannot judge it; add others to --data"
 
 _Check = TypeVar("_Check", bound="RunnerCheck")
 

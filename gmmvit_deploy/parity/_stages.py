@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.parity._quantised import RoundingKept, rounding_problem
-from gmmvit_deploy.parity._runner_check import CALIBRATED, Answers, RunnerCheck, RunnerUnderTest
+from gmmvit_deploy.parity._runner_check import CALIBRATED_ON_THESE, Answers, RunnerCheck, RunnerUnderTest
 from gmmvit_deploy.parity._verdict import Check, passed_unless, worst_of
 from gmmvit_deploy.parity.measures import ErrorMeasure
 from gmmvit_deploy.tolerances import roundoff_ratio
@@ -201,7 +201,7 @@ class StagesCheck(RunnerCheck):
     def judge(self) -> Check:
         why = self.run.why_no_images
         if self.graph is not None:
-            why = f"not judged on images: {why or CALIBRATED}" if self.db_of_graph is None else ""
+            why = f"not judged on images: {why or CALIBRATED_ON_THESE}" if self.db_of_graph is None else ""
         elif not self.must_decide:
             why = f"{self.runner.precision} is not quantised"
         if why:
