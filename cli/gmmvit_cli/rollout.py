@@ -13,6 +13,7 @@ from gmmvit_deploy.serving.names import DEFAULT_AGREEMENT
 
 EXAMPLE = """gmmvit rollout new-bundle --to service
 gmmvit rollout new-bundle --to service --images photos/
+gmmvit rollout new-cats --to service --name cats
 gmmvit rollout --abort --to service"""
 
 _COMPARE = Panel("Comparison")
@@ -21,6 +22,9 @@ _COMPARE = Panel("Comparison")
 def rollout(
     bundle: Path | None = INPUT.argument("BUNDLE", "The new bundle to serve.", default=None),
     to: Path = TARGET.option("DIR", "State folder of the service (gmmvit serve --state).", default=...),
+    name: str | None = TARGET.option(
+        "NAME", "Model that gets the new bundle, in a service of several models.", show_default="the only model"
+    ),
     images: list[str] = _COMPARE.option(
         "IMAGE|FOLDER|GLOB", "Images that both bundles classify; repeatable.", default=[]
     ),
@@ -34,13 +38,15 @@ def rollout(
         "Permit another task, other labels, inputs or outputs, or a smaller maximum batch size.",
     ),
     abort: bool = OUTPUT.flag("--abort", "End the running rollout; the old bundle is served."),
-    status: bool = OUTPUT.flag("--status", "Print the served bundle, the previous bundle, and the step of a rollout."),
+    status: bool = OUTPUT.flag(
+        "--status", "Print the served and the previous bundle of each model, and the step of a rollout."
+    ),
     as_json: bool = AS_JSON,
 ) -> None:
     """A service is a running 'gmmvit serve --gateway --state DIR'. It starts a second server with the new bundle
     beside the first. If the new server gives the reference outputs (the logits that are stored in its bundle), and the
     same labels to the images of --images, it gets all requests, and the first server ends. Otherwise the first server
-    keeps all requests, and the exit status is 1.
+    keeps all requests, and the exit status is 1. Other models of the service stay as they are.
     """
     from gmmvit_deploy.serving.rollout.control import send_order
 
@@ -59,6 +65,7 @@ def rollout(
         open_bundle(bundle)  # a mistake is reported here, and not by the service
         order = {
             "order": "rollout",
+            "name": name,
             "bundle": str(bundle.absolute()),
             "images": [str(path.absolute()) for path in image_files(images)] if images else [],
             "agreement": DEFAULT_AGREEMENT if agreement is None else agreement,

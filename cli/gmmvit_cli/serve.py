@@ -21,7 +21,7 @@ from gmmvit_cli.gateway import (
     TLS_KEY,
     gateway_settings,
 )
-from gmmvit_cli.options import AS_JSON, DEFAULT_NAME, REQUEST_PIXELS, RUNNER_OF_GRAPHS, TRITONSERVER, typed
+from gmmvit_cli.options import AS_JSON, REQUEST_PIXELS, RUNNER_OF_GRAPHS, TRITONSERVER, typed
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import INPUT, OUTPUT, TARGET, refusals_of
 from gmmvit_cli.progress import progress
@@ -40,7 +40,7 @@ def serve(
     context: typer.Context,
     paths: list[str] | None = INPUT.argument(
         "BUNDLE_OR_REPOSITORY",
-        "The bundle or Triton model repository to serve. With --state, only the first start needs a bundle. Several "
+        "The bundle or Triton model repository to serve. With --state, only the first start needs bundles. Several "
         "bundles are served under the names of their folders; NAME=BUNDLE states another name.",
         default=None,
         show_default=False,
@@ -71,7 +71,9 @@ def serve(
     runner: str | None = RUNNER_OF_GRAPHS,
     request_pixels: int | None = REQUEST_PIXELS,
     strict: bool = INPUT.flag(
-        "--strict", "End with an error if one of several bundles is broken. By default, the others are served."
+        "--strict",
+        "End with an error if one of several bundles is broken. By default, the others are served, but not with "
+        "--state.",
     ),
     gateway: bool = GATEWAY.flag(
         "--gateway",
@@ -93,8 +95,8 @@ def serve(
     ),
     state: Path | None = GATEWAY.option(
         "DIR",
-        "State folder, which the command creates; needs --gateway. 'gmmvit rollout' replaces the bundle of a "
-        "service with a state folder. After a restart, the service serves the bundle of the last successful rollout.",
+        "State folder, which the command creates; needs --gateway. 'gmmvit rollout' replaces a bundle of a service "
+        "with a state folder. After a restart, the service serves the bundles of the last successful rollouts.",
     ),
     log: Path | None = OUTPUT.option(
         "FILE",
@@ -112,17 +114,16 @@ def serve(
     from gmmvit_deploy.serving.run import open_served, serve
 
     refusals, served = refusals_of(context), None
+    leave_out = None if strict or state is not None else _left_out
     settings = _settings_from(context, refusals)
     missing = not paths and state is None
     refusals.refuse(missing, "expected a bundle or a repository to serve", hint="type gmmvit serve BUNDLE")
     with refusals.collected():
         if paths:
-            served = open_served(
-                paths, runner=runner, request_pixels=request_pixels, leave_out=None if strict else _left_out
-            )
-    if state is not None and isinstance(served, dict):
-        hint = "type a single bundle, without a name, or remove --state"
-        refusals.refuse(served.keys() != {DEFAULT_NAME}, f"--state serves one bundle, as {DEFAULT_NAME}", hint=hint)
+            served = open_served(paths, runner=runner, request_pixels=request_pixels, leave_out=leave_out)
+    hint = "type the bundles of the repository, or remove --state"
+    unfit = state is not None and isinstance(served, Path)
+    refusals.refuse(unfit, f"{served}: --state needs bundles, got a repository", hint=hint)
     refusals.raise_all()
     from gmmvit_deploy.runtimes.engines.releases import triton_in_words
     from gmmvit_deploy.serving.front.options import CLASSIFY_PATH, DEFAULT_CLASSIFY_PORT
@@ -189,8 +190,8 @@ def serve(
         if state is not None and settings is not None:
             from gmmvit_deploy.serving.rollout.run import serve_with_state
 
-            first = next(iter(served.values())) if isinstance(served, dict) else served
-            serve_with_state(first, state, options, settings, **how)
+            given = served if isinstance(served, dict) else {}
+            serve_with_state(given, state, options, settings, **how)
         elif served is not None:
             serve(
                 served,
@@ -198,7 +199,7 @@ def serve(
                 classify_port=DEFAULT_CLASSIFY_PORT if classify_port is None else classify_port,
                 gateway=settings,
                 insecure=insecure,
-                leave_out=None if strict else _left_out,
+                leave_out=leave_out,
                 on_note=note,
                 **how,
             )

@@ -52,10 +52,10 @@ class Upstreams:
     def put(self, name: str, server: TritonServer, *, front_port: int = 0) -> None:
         """Register a ready server, without requests.  front_port: of its front, or 0."""
         self._upstreams[name] = replace(_upstream(name, server, front_port), weight=0)
-        self._answer(f"del map bundles.map {name}")  # a name that was never used has no entry
-        self._command(f"add map bundles.map {name} {server.models.bundle}")
-        self._answer(f"del map runners.map {name}")
-        self._command(f"add map runners.map {name} {server.models.runner}")
+        for stated, value in (("bundles.map", server.models.bundle), ("runners.map", server.models.runner)):
+            self._answer(f"del map {stated} {name}")  # a name that was never used has no entry
+            if value:  # the same for all models
+                self._command(f"add map {stated} {name} {value}")
         ports = (server.http_port, server.grpc_port, front_port)
         for backend, port in zip(self._backends, ports, strict=False):
             if port == 0:

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.files.leftovers import temporary_folder
-from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 from gmmvit_deploy.serving.gateway.gateway import Gateway
 from gmmvit_deploy.serving.gateway.options import BLUE, GREEN
 from gmmvit_deploy.serving.gateway.upstreams import Upstreams
@@ -30,17 +29,17 @@ _DRAIN_S = 95.0
 
 
 class BlueGreen:
-    """Replaces the server of a service by a server with a new bundle.
+    """Replaces the server of a service by a server with other bundles.
 
-    served: the bundle of the served server.
+    served: name of each model → its bundle, of the served server.
     The threads that call `start_first` and `start_new` must live as long as the service, because Linux ends a server
     when the thread that started it ends.
     """
 
-    def __init__(self, service: Service, servers: BundleServers, bundle: Bundle) -> None:
-        """service: with a gateway, not started.  bundle: to serve first."""
-        self._service, self._servers, self.served = service, servers, bundle
-        self._new_bundle = bundle
+    def __init__(self, service: Service, servers: BundleServers, bundles: Mapping[str, Bundle]) -> None:
+        """service: with a gateway, not started.  bundles: to serve first."""
+        self._service, self._servers, self.served = service, servers, bundles
+        self._new_bundles = bundles
 
     @property
     def _gateway(self) -> Gateway:
@@ -64,10 +63,10 @@ class BlueGreen:
         server, files = self._server(BLUE, self.served)
         self._service.start(server, cancelled=cancelled, rollouts=True, files=files, sources=sources)
 
-    def start_new(self, bundle: Bundle, aborted: Callable[[], bool]) -> None:
+    def start_new(self, bundles: Mapping[str, Bundle], aborted: Callable[[], bool]) -> None:
         """Start the new server, without traffic, and wait until it is ready.  Errors: ServerError."""
         name = GREEN if self._service.served().name == BLUE else BLUE
-        server, files = self._server(name, bundle)
+        server, files = self._server(name, bundles)
         new = Replica(server, name=name, files=files)
         try:
             new.start(self._gateway, note=self._service.note, cancelled=aborted)
@@ -75,18 +74,20 @@ class BlueGreen:
             new.stop()
             raise
         with self._service.lock:
-            self._service.new, self._new_bundle = new, bundle
+            self._service.new, self._new_bundles = new, bundles
         if aborted():
             return
         self._gateway.serve([self._service.server.models, server.models])
         self._upstreams.put(name, server, front_port=new.front.port if new.front else 0)
 
-    def _server(self, name: str, bundle: Bundle) -> tuple[TritonServer, ExitStack]:
+    def _server(self, name: str, bundles: Mapping[str, Bundle]) -> tuple[TritonServer, ExitStack]:
         """Return (a server that is not started, what removes its repository)."""
         with ExitStack() as files:
             folder = files.enter_context(temporary_folder("repository"))
-            server = self._servers.make({DEFAULT_MODEL: bundle}, folder, name=name)
-            self._service.note(f"runner: {server.models.runner}")
+            server = self._servers.make(bundles, folder, name=name)
+            for network in server.models.networks:
+                model = f"{network.name}: " if len(bundles) > 1 else ""
+                self._service.note(f"runner: {model}{network.runner}")
             return server, files.pop_all()
 
     def urls(self) -> tuple[str, str]:
@@ -118,7 +119,7 @@ class BlueGreen:
         service = self._service
         with service.lock:
             old, service.replica, service.new = service.served(), self._new(), None
-            self.served = self._new_bundle
+            self.served = self._new_bundles
         self._end(old)
 
     def end_new(self) -> None:

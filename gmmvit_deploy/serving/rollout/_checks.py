@@ -75,9 +75,10 @@ def _changed_labels(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ..
     return (f"labels: class {index} is {old[index]!r} in the served bundle and {new[index]!r} in the new bundle{also}",)
 
 
-def require_golden_answers(bundle: Bundle, grpc_url: str, go_on: Callable[[], None]) -> str:
-    """Compare a server's logits of every golden input and image of its bundle; return a sentence with the result.
+def require_golden_answers(bundle: Bundle, model: str, grpc_url: str, go_on: Callable[[], None]) -> str:
+    """Compare a server's logits of every golden input and image of a bundle; return a sentence with the result.
 
+    model: the name of the bundle's model on the server.
     go_on: called before each request; an error of it ends the comparison.
     Errors: ServerError above the limit, or without an answer. BundleError when the server serves another bundle.
     """
@@ -85,7 +86,7 @@ def require_golden_answers(bundle: Bundle, grpc_url: str, go_on: Callable[[], No
 
     golden = bundle.golden_set()
     with ExitStack() as opened:
-        runner = opened.enter_context(closing(TritonRunner(bundle, grpc_url)))
+        runner = opened.enter_context(closing(TritonRunner(bundle, grpc_url, model=model)))
         recorded = recorded_distances(bundle, runner.precision, runner.form).get("largest_abs")
         limit = limit_from_stored(bundle.stored_noise(golden.logits), runner.precision, recorded=recorded)
         answers = []
@@ -93,7 +94,7 @@ def require_golden_answers(bundle: Bundle, grpc_url: str, go_on: Callable[[], No
             go_on()
             answers.append(("reference inputs", runner.run(golden.inputs[row : row + 1])[0], golden.logits[row], row))
         if golden.images:
-            classifier = opened.enter_context(closing(TritonClassifier(grpc_url)))
+            classifier = opened.enter_context(closing(TritonClassifier(grpc_url, model=model)))
             for row, data in enumerate(golden.images):
                 go_on()
                 answers.append(("reference images", classifier.logits([data])[0], golden.image_logits[row], row))
@@ -111,17 +112,18 @@ def require_golden_answers(bundle: Bundle, grpc_url: str, go_on: Callable[[], No
 
 
 def require_same_labels(
-    files: Sequence[Path], old_url: str, new_url: str, min_share: float, go_on: Callable[[], None]
+    files: Sequence[Path], model: str, old_url: str, new_url: str, min_share: float, go_on: Callable[[], None]
 ) -> str:
     """Classify each file, at least one, with both servers; return a sentence with the number of equal labels.
 
+    model: its name on both servers.
     min_share: of images with the same label from both servers.
     go_on: called after each batch; an error of it ends the comparison.
     Errors: InputError for an image that cannot be classified. ServerError below ``min_share``, or without an answer.
     """
     answered = []
     for url in (old_url, new_url):
-        with TritonClassifier(url) as classifier:
+        with TritonClassifier(url, model=model) as classifier:
             results = classify_files(classifier, files, top=1, on_progress=lambda progress: go_on())
         for result in results:
             if result.error:

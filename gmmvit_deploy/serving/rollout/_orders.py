@@ -1,14 +1,14 @@
-"""The orders to a service with a state folder, which serves the bundle that was promoted last.
+"""The orders to a service with a state folder, which serves the bundles that were promoted last.
 
-gmmvit serve BUNDLE --gateway --state DIR    starts the service
-gmmvit rollout NEW --to DIR                  gives it an order
+gmmvit serve BUNDLE… --gateway --state DIR     starts the service
+gmmvit rollout NEW --to DIR [--name NAME]      gives it an order
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
 from gmmvit_deploy.serving._metric_text import metric_text
 from gmmvit_deploy.serving.rollout._blue_green import BlueGreen
-from gmmvit_deploy.serving.rollout._rollout import RolloutOptions, roll_out
+from gmmvit_deploy.serving.rollout._rollout import RolloutOptions, roll_out, served_name
 from gmmvit_deploy.serving.rollout._state import State
 from gmmvit_deploy.serving.rollout.control import ControlServer, Send
 
@@ -25,29 +25,41 @@ _ABORT_S = 30.0
 """The maximum time in which a rollout that is aborted ends."""
 
 
-def first_bundle(state: State, given: Bundle | None) -> Bundle:
-    """Return the bundle with which the service starts: the bundle that was promoted last, else ``given``, copied.
+def first_bundles(state: State, given: Mapping[str, Bundle]) -> dict[str, Bundle]:
+    """Return the bundles with which the service starts: those that were promoted last, else ``given``, copied.
 
-    Errors: InputError when the folder is new and ``given`` is None, or when another bundle than ``given`` was promoted.
+    Errors: InputError when the folder is new and ``given`` is empty, or when others than ``given`` were promoted.
     """
-    promoted = state.promoted_bundle()
-    if promoted is not None:
-        if given is not None and given.sha256 != promoted.sha256:
-            raise InputError(
-                f"{given.path}: the service in {state.folder} serves bundle {promoted.sha256[:12]}, not this bundle "
-                f"({given.sha256[:12]})",
-                hint=f"type gmmvit serve --gateway --keys FILE --state {state.folder} without a bundle, then gmmvit "
-                f"rollout {given.path} --to {state.folder}",
-            )
+    promoted = state.promoted_bundles()
+    if promoted and given:
+        _require_promoted(state, promoted, given)
+    if promoted:
         return promoted
-    if given is None:
+    if not given:
         raise InputError(
             f"{state.folder}: expected a bundle, because no bundle was promoted in this state folder",
             hint=f"type gmmvit serve BUNDLE --gateway --keys FILE --state {state.folder}",
         )
-    copied = state.copy_of(given)
+    copied = {name: state.copy_of(bundle) for name, bundle in given.items()}
     state.promote(copied)
     return copied
+
+
+def _require_promoted(state: State, promoted: Mapping[str, Bundle], given: Mapping[str, Bundle]) -> None:
+    start = f"type gmmvit serve --gateway --keys FILE --state {state.folder} without a bundle"
+    if given.keys() != promoted.keys():
+        raise InputError(
+            f"{state.folder}: the service has the models {', '.join(sorted(promoted))}, not {', '.join(sorted(given))}",
+            hint=f"{start}, or serve other models with a new state folder",
+        )
+    for name, bundle in given.items():
+        if bundle.sha256 != promoted[name].sha256:
+            option = f" --name {name}" if len(promoted) > 1 else ""
+            raise InputError(
+                f"{bundle.path}: the service in {state.folder} serves bundle {promoted[name].sha256[:12]}, not this "
+                f"bundle ({bundle.sha256[:12]})",
+                hint=f"{start}, then gmmvit rollout {bundle.path} --to {state.folder}{option}",
+            )
 
 
 class Orders:
@@ -103,7 +115,7 @@ class Orders:
         return report
 
     def _rollout(self, data: dict[str, Any], send: Send) -> Mapping[str, Any]:
-        order = _Order(data, send)
+        order = _Order(data, send, self._servers.served)
         if not self._busy.acquire(blocking=False):
             raise ServerError(
                 f"another rollout is running: {self._step}",
@@ -121,7 +133,8 @@ class Orders:
         if order.error is not None:
             self._log(f"rollout: {result}: {order.error}")
             raise order.error
-        return {"done": f"the service serves bundle {order.served}", "bundle": order.served}
+        done = f"the service serves bundle {order.served}{self._as(order.name)}"
+        return {"done": done, "name": order.name, "bundle": order.served}
 
     def _abort(self, data: dict[str, Any], send: Send) -> Mapping[str, Any]:
         order = self._order
@@ -132,40 +145,48 @@ class Orders:
             )
         order.aborted.set()
         order.ended.wait()
-        served = self._servers.served
+        served = f"bundle {self._servers.served[order.name].sha256[:12]}{self._as(order.name)}"
         if order.error is None:
+            option = f" --name {order.name}" if len(self._servers.served) > 1 else ""
             raise ServerError(
-                f"too late: the rollout has promoted bundle {served.sha256[:12]}",
-                hint=f"type gmmvit rollout {self._before()} --to {self._state.folder} to go back",
+                f"too late: the rollout has promoted {served}",
+                hint=f"type gmmvit rollout {self._before(order.name)} --to {self._state.folder}{option} to go back",
             )
-        return {"done": f"the rollout has ended; the service goes on with bundle {served.sha256[:12]}"}
+        return {"done": f"the rollout has ended; the service goes on with {served}"}
 
     def _status(self, data: dict[str, Any], send: Send) -> Mapping[str, Any]:
-        before = self._before()
-        status = {
-            "bundle": self._servers.served.sha256,
-            "before": before.name if before else "",
-            "before_path": str(before) if before else "",
-            "step": self._step,
-        }
-        lines = [f"serves bundle {status['bundle'][:12]}"]
-        if before:
-            lines.append(f"the previous bundle is {before}")
-        if self._step:
-            lines.append(f"rollout: {self._step}")
-        return {"done": "; ".join(lines), "status": status}
+        models, lines = [], []
+        for name, bundle in sorted(self._servers.served.items()):
+            before = self._before(name)
+            models.append(
+                {
+                    "name": name,
+                    "bundle": bundle.sha256,
+                    "before": before.name if before else "",
+                    "before_path": str(before) if before else "",
+                }
+            )
+            previous = f"; the previous bundle is {before}" if before else ""
+            lines.append(f"serves bundle {bundle.sha256[:12]}{self._as(name)}{previous}")
+        step = f"; rollout: {self._step}" if self._step else ""
+        alone = models[0] if len(models) == 1 else {}
+        return {"done": "\n".join(lines) + step, "status": {**alone, "step": self._step, "models": models}}
 
-    def _before(self) -> Path | None:
-        """Return the path of the bundle before the promoted bundle, or None after the first bundle."""
-        promoted = self._state.promoted()
-        return self._state.path_of(promoted.before).absolute() if promoted and promoted.before else None
+    def _before(self, name: str) -> Path | None:
+        """Return the path of the bundle before the promoted bundle of a model, or None after the first bundle."""
+        before = self._state.promoted()[name].before
+        return self._state.path_of(before).absolute() if before else None
+
+    def _as(self, name: str) -> str:
+        """Return what a sentence about the bundle of a model adds in a service of several models."""
+        return f" as {name}" if len(self._servers.served) > 1 else ""
 
 
 class _Order:
     """A rollout that waits for the worker thread, or is carried out by it."""
 
-    def __init__(self, data: Mapping[str, Any], send: Send) -> None:
-        """Errors: InputError when a value is missing or invalid."""
+    def __init__(self, data: Mapping[str, Any], send: Send, served: Collection[str]) -> None:
+        """served: the names of the service's models.  Errors: InputError when a value is missing or invalid."""
         self.send = send
         self.ended = threading.Event()
         self.started = False
@@ -174,6 +195,7 @@ class _Order:
         self.error: GmmvitError | None = None
         self.served = ""
         try:
+            self.name = served_name(data["name"], served)
             self._bundle = Path(data["bundle"])
             self._options = RolloutOptions(
                 images=[Path(path) for path in data["images"]],
@@ -188,7 +210,8 @@ class _Order:
 
     def carry_out(self, servers: BlueGreen, state: State, report: Callable[[str], None]) -> None:
         try:
-            bundle = roll_out(self._bundle, servers, state, self._options, report=report, aborted=self.aborted.is_set)
+            aborted = self.aborted.is_set
+            bundle = roll_out(self.name, self._bundle, servers, state, self._options, report=report, aborted=aborted)
             self.served = bundle.sha256
         except GmmvitError as exc:
             self.error = exc

@@ -1,4 +1,6 @@
-"""Roll out a bundle: the steps, in order. A failed step and an abort end the new server; the old server was never away.
+"""Roll out a bundle for a model of a service: the steps, in order.
+
+A failed step and an abort end the new server; the old server was never away. The new server has the other models too.
 
 open → contract → copy → start the new server beside the old → golden answers
      → labels of the user's images → all of the traffic → record → end the old server
@@ -6,7 +8,7 @@ open → contract → copy → start the new server beside the old → golden an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,7 +48,24 @@ class RolloutOptions:
             )
 
 
+def served_name(name: str | None, served: Collection[str]) -> str:
+    """Return the name of the model to replace: ``name``, or None for the only model.
+
+    Errors: InputError that states the names when the service has no such model, or several and ``name`` is None.
+    """
+    names = ", ".join(sorted(served))
+    if name is None and len(served) > 1:
+        raise InputError(f"the service has several models: {names}", hint=f"add --name with one of {names}")
+    if name is not None and name not in served:
+        raise InputError(
+            f"the service has no model {name}, only {names}",
+            hint=f"type --name with one of {names}; a service gets other models by a start with a new state folder",
+        )
+    return name or next(iter(served))
+
+
 def roll_out(
+    name: str,
     path: Path,
     servers: BlueGreen,
     state: State,
@@ -55,7 +74,7 @@ def roll_out(
     report: Callable[[str], None],
     aborted: Callable[[], bool],
 ) -> Bundle:
-    """Replace the served bundle by the bundle at ``path``, and return the new bundle.
+    """Replace the bundle of the model ``name`` by the bundle at ``path``, and return the new bundle.
 
     report: called with a sentence for each step.  aborted: True as soon as the rollout must end.
     Errors, each of which leaves the old server with all of the traffic:
@@ -65,7 +84,7 @@ def roll_out(
         OutputError: the state folder cannot be written.
     """
     bundle = open_bundle(path)
-    old = servers.served
+    old = servers.served[name]
     if bundle.sha256 == old.sha256:
         raise InputError(
             f"{path}: the service serves this bundle already ({bundle.sha256[:12]})",
@@ -79,6 +98,7 @@ def roll_out(
         require_same_contract(old, bundle)
     report(f"copy bundle {bundle.sha256[:12]}")
     copied = state.copy_of(bundle)
+    bundles = {**servers.served, name: copied}
 
     def go_on() -> None:
         if aborted():
@@ -88,16 +108,16 @@ def roll_out(
 
     report("start the new server beside the old server")
     try:
-        servers.start_new(copied, aborted)
+        servers.start_new(bundles, aborted)
         go_on()
-        report(require_golden_answers(copied, servers.urls()[1], go_on))
+        report(require_golden_answers(copied, name, servers.urls()[1], go_on))
         if options.images:
-            report(require_same_labels(options.images, *servers.urls(), options.agreement, go_on))
+            report(require_same_labels(options.images, name, *servers.urls(), options.agreement, go_on))
         go_on()
         report("all traffic to the new server")
         servers.switch()
         go_on()
-        state.promote(copied)
+        state.promote(bundles)
     except BaseException as exc:
         death = servers.death_of_new()
         report(f"go back to bundle {old.sha256[:12]}")

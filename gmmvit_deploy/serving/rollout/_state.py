@@ -1,7 +1,7 @@
-"""The state folder of a service: which bundle it serves, also after a restart.
+"""The state folder of a service: which bundle each of its models has, also after a restart.
 
 DIR/lock            locked by the running service; a second service on the same folder is refused
-DIR/promoted.json   the hash of the bundle that was promoted last, and of the bundle before
+DIR/promoted.json   for each model, the hash of the bundle that was promoted last, and of the bundle before
 DIR/bundles/HASH    the bundles themselves, copied, so that a bundle may be moved or deleted after its rollout
 DIR/control         the socket on which the running service takes orders (`rollout.control`)
 """
@@ -13,9 +13,9 @@ import filecmp
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
@@ -27,9 +27,9 @@ from gmmvit_deploy.files.writing import new_file, new_folder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promoted:
-    """Content of ``promoted.json``.
+    """What ``promoted.json`` states for each model.
 
-    bundle: SHA-256 of the bundle that the service serves.  before: that of the bundle before; empty for the first.
+    bundle: SHA-256 of the bundle that the model has.  before: that of the bundle before; empty for the first.
     """
 
     bundle: str
@@ -98,35 +98,38 @@ class State:
             return ""
         return "a bundle" if MANIFEST_FILE in present else f"a folder with other files ({foreign[0]})"
 
-    def promoted(self) -> Promoted | None:
-        """Read which bundle was promoted last; None if the folder is new.  Errors: InputError for another form."""
+    def promoted(self) -> dict[str, Promoted]:
+        """Read name of a model → its bundles; empty if the folder is new.  Errors: InputError for another form."""
         path = self.record_path
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            promoted = Promoted(**data)
-            if not all(isinstance(value, str) for value in asdict(promoted).values()):
-                raise TypeError("a hash is not text")
+            data = dict(json.loads(path.read_text(encoding="utf-8")))
+            promoted = {name: Promoted(**hashes) for name, hashes in data.items()}
+            if not data or not all(isinstance(value, str) for each in promoted.values() for value in astuple(each)):
+                raise TypeError("no model, or a hash that is no text")
         except FileNotFoundError:
-            return None
+            return {}
         except (OSError, ValueError, TypeError) as exc:
             raise InputError(
-                f"{path}: expected the record of the promoted bundle, "
+                f"{path}: expected the record of the promoted bundles, "
                 + (f"got {exc.strerror}" if isinstance(exc, OSError) else "got other content"),
                 hint=f"delete {path}, then type gmmvit serve BUNDLE --gateway --keys FILE --state {self.folder} with "
                 "the bundle to serve",
             ) from exc
         return promoted
 
-    def promote(self, bundle: Bundle) -> None:
-        """Record that the service serves ``bundle`` from now on, and delete bundles that are not needed any more.
+    def promote(self, bundles: Mapping[str, Bundle]) -> None:
+        """Record that the service serves ``bundles`` from now on, and delete bundles that are not needed any more.
 
-        After an OutputError, the record of before stays.
+        bundles: name of each model → its bundle.  After an OutputError, the record of before stays.
         """
-        last = self.promoted()
-        before = "" if last is None else last.before if last.bundle == bundle.sha256 else last.bundle
+        record = self.promoted()
+        for name, bundle in bundles.items():
+            last = record.get(name)
+            if last is None or last.bundle != bundle.sha256:
+                record[name] = Promoted(bundle=bundle.sha256, before=last.bundle if last else "")
         with new_file(self.record_path, force=True) as file:
-            file.write(json.dumps(asdict(Promoted(bundle=bundle.sha256, before=before))).encode())
-        self._delete_bundles_except({bundle.sha256, before})
+            file.write(json.dumps({name: asdict(promoted) for name, promoted in record.items()}).encode())
+        self._delete_bundles_except({sha256 for each in record.values() for sha256 in (each.bundle, each.before)})
 
     def copy_of(self, bundle: Bundle) -> Bundle:
         """Copy a bundle into the folder, and open the copy.  Errors: OutputError, BundleError.
@@ -156,10 +159,9 @@ class State:
     def path_of(self, sha256: str) -> Path:
         return self.folder / "bundles" / sha256
 
-    def promoted_bundle(self) -> Bundle | None:
-        """Open the bundle that was promoted last; None if the folder is new.  Errors: InputError, BundleError."""
-        promoted = self.promoted()
-        return None if promoted is None else open_bundle(self.path_of(promoted.bundle))
+    def promoted_bundles(self) -> dict[str, Bundle]:
+        """Open the bundles that were promoted last; empty if the folder is new.  Errors: InputError, BundleError."""
+        return {name: open_bundle(self.path_of(promoted.bundle)) for name, promoted in self.promoted().items()}
 
     def _delete_bundles_except(self, kept: set[str]) -> None:
         folder = self.folder / "bundles"

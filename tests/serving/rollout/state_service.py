@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 from gmmvit_deploy.serving.rollout._state import State
 from gmmvit_deploy.serving.rollout.control import send_order
 from tests.serving.commands import Serve, kinds_of, ready
@@ -24,6 +25,7 @@ from tests.serving.threads import in_threads
 
 ORDER: dict[str, Any] = {
     "order": "rollout",
+    "name": None,
     "images": [],
     "agreement": 0.95,
     "allow_contract_change": False,
@@ -104,9 +106,9 @@ def classifying(service: StateService, clients: int = 4) -> Iterator[list[Answer
         yield answers
 
 
-def load(service: StateService, bundles: dict[str, Bundle], rate: float = 60.0) -> CheckedLoad:
-    pixels = bundles["gmm"].golden()[0]
-    assert np.array_equal(pixels, bundles["elm"].golden()[0])
+def load(service: StateService, bundles: dict[str, Bundle], rate: float = 60.0, **options: Any) -> CheckedLoad:
+    pixels, *others = (bundle.golden()[0] for bundle in bundles.values())
+    assert all(np.array_equal(pixels, other) for other in others)
     expected = {each.sha256: each.golden()[1] for each in bundles.values()}
     return CheckedLoad(
         grpc_url=service.where["grpc"],
@@ -116,13 +118,12 @@ def load(service: StateService, bundles: dict[str, Bundle], rate: float = 60.0) 
         expected=expected,
         rate=rate,
         clients=1,
+        **options,
     )
 
 
-def promoted(service: StateService) -> str:
-    record = State(service.state).promoted()
-    assert record is not None
-    return record.bundle
+def promoted(service: StateService, name: str = DEFAULT_MODEL) -> str:
+    return State(service.state).promoted()[name].bundle
 
 
 def other_bundle(service: StateService, bundles: dict[str, Bundle]) -> Bundle:

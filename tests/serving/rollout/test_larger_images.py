@@ -15,13 +15,12 @@ import pytest
 from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
-from gmmvit_deploy.serving.rollout._state import State
 from tests.conftest import once
 from tests.haproxy import needs_haproxy
 from tests.random_bundles import bundle_of, random_vit
 from tests.serving.gateways import KEY, key_file
 from tests.serving.rollout.checked_load import CheckedLoad
-from tests.serving.rollout.state_service import StateService
+from tests.serving.rollout.state_service import StateService, promoted
 from tests.waiting import best_of
 
 pytestmark = [needs_haproxy, pytest.mark.nightly]
@@ -61,9 +60,7 @@ def test_larger_images_wait_after_their_bundle_was_promoted(bundle: Bundle, larg
         assert "the same label as the old server" in refused["error"]
         assert (clients.lost, clients.wrong) == ([], [])
         assert "done" in service.order(**order)
-        record = State(service.state).promoted()
-        assert record is not None
-        assert record.bundle == larger.sha256
+        assert promoted(service) == larger.sha256
         with load(service, larger, rate=1e9) as clients:
             clients.await_more(30)
         assert (clients.lost[:3], clients.wrong) == ([], [])

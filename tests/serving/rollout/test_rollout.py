@@ -20,7 +20,7 @@ from PIL import Image
 
 from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE, MANIFEST_FILE, Bundle
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
-from gmmvit_deploy.serving.rollout._orders import first_bundle
+from gmmvit_deploy.serving.rollout._orders import first_bundles
 from gmmvit_deploy.serving.rollout._state import State
 from gmmvit_deploy.serving.rollout.control import send_order
 from tests.documented import ROOT
@@ -216,9 +216,13 @@ def test_a_service_starts_with_its_promoted_bundle_or_asks_for_a_bundle(
 ) -> None:
     state = State(tmp_path)
     with pytest.raises(InputError, match="no bundle was promoted"):
-        first_bundle(state, None)
-    assert first_bundle(state, bundles["gmm"]).sha256 == bundles["gmm"].sha256
-    assert first_bundle(state, None).sha256 == bundles["gmm"].sha256
+        first_bundles(state, {})
+    for given in ({"gmmvit": bundles["gmm"]}, {}):
+        assert {name: each.sha256 for name, each in first_bundles(state, given).items()} == {
+            "gmmvit": bundles["gmm"].sha256
+        }
     with pytest.raises(GmmvitError, match="not this bundle") as caught:
-        first_bundle(state, bundles["elm"])
+        first_bundles(state, {"gmmvit": bundles["elm"]})
     assert "gmmvit rollout" in caught.value.hint
+    with pytest.raises(InputError, match="has the models gmmvit, not cats"):
+        first_bundles(state, {"cats": bundles["gmm"]})

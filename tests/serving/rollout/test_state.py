@@ -9,7 +9,7 @@ import pytest
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import BundleError, InputError
-from gmmvit_deploy.serving.rollout._state import State, socket_address
+from gmmvit_deploy.serving.rollout._state import Promoted, State, socket_address
 
 pytestmark = pytest.mark.integration
 
@@ -19,10 +19,11 @@ def test_the_folder_keeps_the_promoted_bundle_and_the_bundle_before(
 ) -> None:
     state = State(tmp_path)
     for each in (bundle, tensor_bundle, precise_bundle, precise_bundle):  # the last one again
-        state.promote(state.copy_of(each))
-    promoted = state.promoted()
-    assert promoted is not None
-    assert (promoted.bundle, promoted.before) == (precise_bundle.sha256, tensor_bundle.sha256)
+        state.promote({"cats": state.copy_of(each), "shop": state.copy_of(tensor_bundle)})
+    assert state.promoted() == {
+        "cats": Promoted(bundle=precise_bundle.sha256, before=tensor_bundle.sha256),
+        "shop": Promoted(bundle=tensor_bundle.sha256),
+    }
     assert {path.name for path in (tmp_path / "bundles").iterdir()} == {precise_bundle.sha256, tensor_bundle.sha256}
 
 
@@ -46,16 +47,18 @@ def test_a_copy_is_written_again_only_where_it_differs(tmp_path: Path, precise_b
 
 def test_a_damaged_copy_is_refused(tmp_path: Path, bundle: Bundle) -> None:
     state = State(tmp_path)
-    state.promote(state.copy_of(bundle))
+    state.promote({"gmmvit": state.copy_of(bundle)})
     (state.path_of(bundle.sha256) / "labels.txt").write_text("wrong\n", encoding="utf-8")
     with pytest.raises(BundleError, match=r"labels\.txt"):
-        state.promoted_bundle()
+        state.promoted_bundles()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"bundle": 3}', '{"bundle": "a", "more": "b"}', "\x00"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"a": "b"}', '{"a": {"bundle": 3}}', '{"a": {"bundle": "b", "more": "c"}}', "\x00"]
+)
 def test_a_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "promoted.json").write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match="expected the record of the promoted bundle, got other content"):
+    with pytest.raises(InputError, match="expected the record of the promoted bundles, got other content"):
         State(tmp_path).promoted()
 
 
