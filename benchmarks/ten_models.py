@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -65,9 +65,9 @@ from tests.serving.rollout.state_service import StateService, processes
 AUTHORIZATION = {"authorization": f"Bearer {KEY}"}
 FAST = RunnerName.parse("openvino:int8-static")
 CHOICES = {"int8": str(FAST), "cascade": f"{FAST}+fp32"}
-TENSORS = ("cait", "hf-vit")
+TENSORS = ("timm", "hf-vit")
 """The models that ``tritonclient`` asks."""
-KILLED, EXCHANGED, NEW = "swin", "cait", "swin"
+KILLED, EXCHANGED, NEW = "vit", "timm", "vit"
 """The model whose worker is killed, and the model that gets the bundle of another."""
 _TOLERANCE, _DEADLINE_S, _SHOWN = 1e-4, 30.0, 20
 _RESTART_S = 300.0
@@ -119,10 +119,13 @@ MODELS: dict[str, Callable[[Path, Path], Bundle]] = {
     "cascade": _chosen,
 }
 """Name → writes the bundle; the folder is for the files that it needs."""
+CHECKED = ("vit", "timm", "hf-vit", "search")
+"""The models of a run with ``--check``."""
 
 
-def written_bundles(folder: Path) -> dict[str, Bundle]:
-    return {name: write(folder, folder / name) for name, write in MODELS.items()}
+def written_bundles(folder: Path, names: Iterable[str] = MODELS) -> dict[str, Bundle]:
+    folder.mkdir(exist_ok=True)
+    return {name: MODELS[name](folder, folder / name) for name in names}
 
 
 def expected_rows(bundle: Bundle) -> np.ndarray:
@@ -307,7 +310,7 @@ def main() -> None:
     card = run_card.written(arguments.output, Path(__file__).name, timed=False, **settings)
     with card as results, tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        bundles = written_bundles(folder)
+        bundles = written_bundles(folder, CHECKED if arguments.check else MODELS)
         (folder / "keys").write_text(f"benchmark {KEY}\n", encoding="utf-8")
         named = [f"{name}={bundle.path}" for name, bundle in bundles.items()]
         with StateService(folder, folder / "keys", *named) as service:
