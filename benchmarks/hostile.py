@@ -3,14 +3,16 @@
 The inputs are lines in the tables of ``tests/hostile``. ``gmmvit export`` runs on each checkpoint, and ``gmmvit
 parity``, ``repository`` and ``classify --bundle`` on each bundle. Images, HTTP requests and gRPC calls go to ``gmmvit
 serve`` with a small ViT, and images also to the front; with ``--gateway``, through the gateway, each with and without a
-key. With ``--unprotected``, also the stacks of the server's threads are those that Linux gives by default.
+key. With ``--unprotected``, also the stacks of the server's threads are those that Linux gives by default. With
+``--ten-models``, the small ViT is one of ten models behind the gateway (``ten_models.py``), images go to three of them,
+and at the end each model must give right answers.
 
 After each input, the same processes must answer a sound request. If a process has ended, each of the last inputs is
 sent alone to a fresh service, and is a crash if it ends the service alone. The result states each answer, and whether
 an input was answered that should be refused; it counts crashes, hangs (no answer within 40 s, nor within 160 s to the
 same input again), files outside the folders of the input, and the memory after each round of all inputs.
 
-    python benchmarks/hostile.py [--gateway | --unprotected] [--rounds N] [--kind KIND] [--only TEXT] [--check]
+    python benchmarks/hostile.py [--gateway | --ten-models | --unprotected] [--rounds N] [--kind KIND] [--only TEXT]
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from benchmarks.hostile_service.asking import PATIENCE, Asker, recorded
 from benchmarks.hostile_service.service import Service
 from benchmarks.shared import run_card
 from benchmarks.shared.options import parsed, script_parser
+from benchmarks.ten_models import written_bundles
+from gmmvit_deploy.bundle.artifacts import open_bundle
 from tests.hostile.bundles import BUNDLES, sound_bundle
 from tests.hostile.case import ANSWERED, CRASH, HANG, KINDS, Case
 from tests.hostile.checkpoints import CHECKPOINTS, small_checkpoint
@@ -33,6 +37,7 @@ from tests.hostile.commands import Sandbox, gmmvit
 from tests.hostile.grpc_requests import GRPC
 from tests.hostile.http_requests import HTTP
 from tests.hostile.images import IMAGES, photo
+from tests.serving.test_many_models import require_right_answers
 
 CASES: tuple[Case, ...] = (*CHECKPOINTS, *BUNDLES, *IMAGES, *HTTP, *GRPC)
 FILES = ("checkpoint", "bundle")
@@ -140,6 +145,9 @@ def main() -> None:
     parser = script_parser(__doc__, __file__, suffix="")
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--gateway", action="store_true", help="send the requests through the gateway")
+    way.add_argument(
+        "--ten-models", action="store_true", help="send them through the gateway of a service of ten models"
+    )
     way.add_argument("--unprotected", action="store_true", help="give the server's threads a stack of 8 MiB")
     parser.add_argument("--rounds", type=int, default=1, help="send all requests so many times to the same service")
     parser.add_argument(
@@ -150,7 +158,8 @@ def main() -> None:
         "--only", action="append", default=[], help="only inputs with this text in their names; may be repeated"
     )
     arguments = parsed(parser, kind=["http"], only=["unknown input"])
-    target = "gateway" if arguments.gateway else "unprotected" if arguments.unprotected else "direct"
+    ways = [way for way in ("gateway", "ten_models", "unprotected") if getattr(arguments, way)]
+    target = ways[0] if ways else "direct"
     for name, kinds in (("commands", FILES), (target, tuple(kind for kind in KINDS if kind not in FILES))):
         cases = chosen(tuple(kind for kind in kinds if kind in (arguments.kind or KINDS)), arguments.only)
         if cases:
@@ -182,11 +191,21 @@ def _records(
         return list(run_commands(cases, folder, bundle)), {}
     options = tuple(arguments.serve_option)
     sandbox = Sandbox(folder / "service" / "sandbox")
+    ten = written_bundles(folder / "ten") if arguments.ten_models else {}
+    ten.pop("vit", None)  # the small ViT has its place
     with Service(
-        bundle, sandbox, gateway=arguments.gateway, protected=not arguments.unprotected, options=options
+        bundle,
+        sandbox,
+        gateway=arguments.gateway or arguments.ten_models,
+        protected=not arguments.unprotected,
+        options=options,
+        beside={name: each.path for name, each in ten.items()},
     ) as service:
         asker = Asker(service, sandbox)
         records = ask_service(cases, asker, arguments.rounds)
+        if ten:
+            url = "http://{}:{}".format(*service.address("/"))
+            require_right_answers(url, {**ten, "gmmvit": open_bundle(bundle)}, dict(service.metadata(key=True)))
         return records, {"memory": asker.memory, "ended_together": asker.ended_together}
 
 

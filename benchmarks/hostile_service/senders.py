@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 import socket
 import time
@@ -13,7 +14,7 @@ import grpc
 from benchmarks.hostile_service.service import Service
 from tests.hostile.case import ANSWERED, CLOSED, FAILED, HANG, REFUSED, Outcome
 from tests.hostile.grpc_requests import Call, images_request, sound_request
-from tests.hostile.http_requests import AUTH, CLASSIFY, Held, Request
+from tests.hostile.http_requests import AUTH, Held, Request
 
 _SOUND_S = 10.0
 _MAX_BYTES = 256 << 20
@@ -51,7 +52,7 @@ def send_requests(service: Service, requests: Sequence[Request], *, key: bool) -
 
 def send_held(service: Service, held: Held, *, key: bool) -> Outcome:
     """Open connections that send no complete request; return the outcome of a sound request meanwhile."""
-    begin = held.begin.replace(AUTH, service.headers(held.path, key=key))
+    begin = _addressed(service, held.begin).replace(AUTH, service.headers(held.path, key=key))
     connections: list[socket.socket] = []
     try:
         for _ in range(held.connections):
@@ -73,18 +74,19 @@ def send_held(service: Service, held: Held, *, key: bool) -> Outcome:
 
 
 def send_images(service: Service, images: Sequence[bytes], *, key: bool) -> dict[str, Outcome]:
-    """Send images to the ensemble over gRPC, and to the front; return protocol → outcome."""
+    """Send images to each ensemble over gRPC, and to the front; return protocol → outcome, of each model."""
     form = b"".join(
         f'--b\r\nContent-Disposition: form-data; name="i"; filename="{n}"\r\n\r\n'.encode() + image + b"\r\n"
         for n, image in enumerate(images)
     )
     body = form + b"--b--\r\n"
-    head = f"POST {CLASSIFY} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n".encode()
-    kind = b"Content-Type: multipart/form-data; boundary=b\r\n"
-    return {
-        "grpc": send_call(service, images_request(images), key=key),
-        "classify": _sent(service, Request(CLASSIFY, [head + kind + AUTH + b"\r\n" + body]), key=key),
-    }
+    kind = f"Host: a\r\nContent-Length: {len(body)}\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    outcomes = {}
+    for model, path in service.asks.items():
+        head = f"POST {path} HTTP/1.1\r\n{kind}".encode()
+        outcomes[f"grpc {model}"] = send_call(service, images_request(images, model), key=key)
+        outcomes[path] = _sent(service, Request(path, [head + AUTH + b"\r\n" + body]), key=key)
+    return outcomes
 
 
 def send_call(service: Service, call: Call, *, key: bool) -> Outcome:
@@ -103,7 +105,7 @@ def _sent(service: Service, request: Request, *, key: bool) -> Outcome:
         with socket.create_connection(service.address(request.path), timeout=5) as connection:
             connection.settimeout(service.limit_s)
             try:
-                for piece in _slices(request.pieces, auth):
+                for piece in _slices((_addressed(service, piece) for piece in request.pieces), auth):
                     if select.select([connection], [], [], 0)[0]:
                         break  # an answer before the end of the request
                     connection.sendall(piece)
@@ -123,6 +125,11 @@ def _sent(service: Service, request: Request, *, key: bool) -> Outcome:
     if not head.startswith(b"HTTP/") or not status or not status[0].isdigit():
         return Outcome(CLOSED, head[:40].decode("latin-1"), seconds)
     return Outcome(_of_status(int(status[0])), f"{int(status[0])} {_text(body)}", seconds)
+
+
+def _addressed(service: Service, piece: bytes) -> bytes:
+    """Return a part of a request with the path of ``/classify`` in this service."""
+    return re.sub(rb" /classify(?=[ ?])", f" {service.asks['gmmvit']}".encode(), piece)
 
 
 def _slices(pieces: Iterable[bytes], auth: bytes) -> Iterator[bytes]:

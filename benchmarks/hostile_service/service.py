@@ -14,9 +14,10 @@ import secrets
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from urllib.parse import urlsplit
 
 from gmmvit_deploy.serving.front.options import FRONT_HEADER, FrontOptions
@@ -28,6 +29,8 @@ from tests.hostile.http_requests import CLASSIFY, GRPC_PORT, OWN_REGIONS
 LIMIT_S = 40.0
 """The time limit of an answer."""
 
+_AMONG_OTHERS = {"gmmvit": f"{CLASSIFY}/gmmvit", "hf-vit": f"{CLASSIFY}/hf-vit", "search": "/embed/search"}
+"""The models of a service of several that get images → their paths for HTTP."""
 _PR_SET_PDEATHSIG = 1
 _USUAL_STACK_BYTES = 8 << 20
 """The stack of a thread that Linux gives by default."""
@@ -53,12 +56,15 @@ class Service:
         gateway: bool = False,
         protected: bool = True,
         options: tuple[str, ...] = (),
+        beside: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
         """Describe the service.
 
+        beside: name → bundle of each model that is served beside the bundle, which then has the name ``gmmvit``.
         protected: False limits the stacks of the server's threads to the 8 MiB that Linux gives by default.
         """
-        self._path = path
+        self._paths = [f"{name}={each}" for name, each in {"gmmvit": path, **beside}.items()] if beside else [str(path)]
+        self.asks = _AMONG_OTHERS if beside else {"gmmvit": CLASSIFY}
         self._sandbox = sandbox
         self._gateway = gateway
         self._protected = protected
@@ -83,7 +89,7 @@ class Service:
     def start(self) -> None:
         http, grpc, metrics = map(str, self._ports)
         ports = ["--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics]
-        command = [sys.executable, "-m", "gmmvit_cli.main", "serve", str(self._path), "--json", *ports, *self._options]
+        command = [sys.executable, "-m", "gmmvit_cli.main", "serve", *self._paths, "--json", *ports, *self._options]
         command += [] if self._gateway else ["--classify-port", "0"]
         command += ["--log", str(self._sandbox.root.with_name("server.log"))]
         if self._gateway:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ Send = Callable[[float], Awaitable[str]]
 """Sends a request with a deadline in seconds, and returns its status."""
 
 
-async def open_loop(send: Send, due: Sequence[float], *, deadline_s: float) -> list[Outcome]:
+async def open_loop(send: Send, due: Iterable[float], *, deadline_s: float) -> list[Outcome]:
     """Send a request at each of the times ``due``, in seconds, from which its deadline counts; return the outcomes."""
     start = time.perf_counter()
 

@@ -52,15 +52,15 @@ def _infer(**options: Any) -> Call:
     return _call("ModelInfer", _request(**options))
 
 
-def _images(*images: bytes, tensor: bytes | None = None, count: int | None = None) -> Any:
+def _images(*images: bytes, model: str = "gmmvit", tensor: bytes | None = None, count: int | None = None) -> Any:
     raw = b"".join(struct.pack("<I", len(image)) + image for image in images) if tensor is None else tensor
     shape = [len(images) if count is None else count, 1]
-    return _request("gmmvit", "IMAGE", "BYTES", shape=shape, raw=raw)
+    return _request(model, "IMAGE", "BYTES", shape=shape, raw=raw)
 
 
-def images_request(images: Sequence[bytes]) -> Call:
-    """Return a request of the ensemble with these images."""
-    return _call("ModelInfer", _images(*images))
+def images_request(images: Sequence[bytes], model: str) -> Call:
+    """Return a request of an ensemble with these images."""
+    return _call("ModelInfer", _images(*images, model=model))
 
 
 def sound_request() -> Call:
