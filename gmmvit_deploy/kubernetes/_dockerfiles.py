@@ -7,6 +7,7 @@ has only the packages that serve. Their versions are those of this environment, 
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from typing import Any
@@ -52,14 +53,15 @@ class Package:
     size: int
 
 
-def image_packages(runtime: str, *, server: bool = True) -> list[Package]:
+def image_packages(runtimes: Collection[str], *, server: bool = True) -> list[Package]:
     """Return the packages of an image, with all that they need, in the versions of this environment.
 
-    runtime: ``onnxruntime`` or ``openvino``, or "" for a server with backends of its own.  server: True to add Triton.
+    runtimes: ``onnxruntime``, ``openvino``, both, or none for a server with backends of its own.
+    server: True to add Triton.
     Errors: MissingDependencyError when a package is not installed.
     """
     python = _WHEEL_PYTHON if server else _NVIDIA_PYTHON
-    packages = _sized(_with_requirements([*_SERVES, *([runtime] if runtime else [])], python))
+    packages = _sized(_with_requirements([*_SERVES, *runtimes], python))
     if server:
         packages.append(Package(name=PACKAGE, version=VERSION, size=INSTALLED_BYTES))
     return sorted(packages, key=lambda package: package.name)
@@ -113,20 +115,20 @@ def _required(package: Distribution, asked: Any, requirement: Any, python: str) 
     return names
 
 
-def docker_files(runtime: str, *, engine: bool = False) -> dict[str, str]:
+def docker_files(runtimes: Collection[str], *, engine: bool = False) -> dict[str, str]:
     """Return path → text of the Dockerfiles of the server and of their lists of packages.
 
     ``docker/nvidia`` begins with NVIDIA's image of Triton; ``docker/cpu`` is small, with the server of the wheel, which
     has only the python backend.
-    runtime: of a network in the python backend, ``onnxruntime`` or ``openvino``; "" for a network in a backend that
-    only NVIDIA's image has.  engine: True if an engine decides the release of NVIDIA's image.
+    runtimes: of the networks in the python backend, ``onnxruntime`` and ``openvino``; none for networks in a backend
+    that only NVIDIA's image has.  engine: True if an engine decides the release of NVIDIA's image.
     """
     # NVIDIA's image has a numpy that its server works with: releases before 24.12 return empty outputs with numpy 2.
-    packages = [package for package in image_packages(runtime, server=False) if package.name != "numpy"]
+    packages = [package for package in image_packages(runtimes, server=False) if package.name != "numpy"]
     release = "" if engine else NEWEST
     files = _docker_files("nvidia", packages, debian="haproxy tini python3-pip", release=release)
-    if runtime:
-        files |= _docker_files("cpu", image_packages(runtime), debian="haproxy tini")
+    if runtimes:
+        files |= _docker_files("cpu", image_packages(runtimes), debian="haproxy tini")
     return files
 
 

@@ -80,13 +80,13 @@ class Sizes:
     """Of a pod; cpu, memory, instances and threads are "" without a measurement.
 
     shm_mib: of /dev/shm, a part of the memory.  in_flight, queue_timeout_ms: as in `GatewaySettings`.
-    runtime: of the network in the python backend; "" for another backend.
+    runtimes: of the networks in the python backend; none for another backend.
     """
 
     shm_mib: int
     in_flight: int
     queue_timeout_ms: int
-    runtime: str
+    runtimes: frozenset[str]
     cpu: str = ""
     memory: str = ""
     instances: str = ""
@@ -97,11 +97,11 @@ class Sizes:
         return bool(self.cpu)
 
 
-def unknown_sizes(max_body_bytes: int, runtime: str) -> Sizes:
+def unknown_sizes(max_body_bytes: int, runtimes: frozenset[str]) -> Sizes:
     """Return the sizes without a measurement: the operator must fill in cpu, memory, instances and threads."""
     shm_mib = _shm_mib(DEFAULT_IN_FLIGHT, max_body_bytes)
     return Sizes(
-        shm_mib=shm_mib, in_flight=DEFAULT_IN_FLIGHT, queue_timeout_ms=DEFAULT_QUEUE_TIMEOUT_MS, runtime=runtime
+        shm_mib=shm_mib, in_flight=DEFAULT_IN_FLIGHT, queue_timeout_ms=DEFAULT_QUEUE_TIMEOUT_MS, runtimes=runtimes
     )
 
 
@@ -112,7 +112,7 @@ def sizes_from_measurement(measurement: Measurement, max_body_bytes: int) -> Siz
         shm_mib=shm_mib,
         in_flight=in_flight,
         queue_timeout_ms=measurement.tuned.queue_timeout_ms,
-        runtime=measurement.runner.runtime if measurement.settings["backend"] == "python" else "",
+        runtimes=frozenset([measurement.runner.runtime] if measurement.settings["backend"] == "python" else ()),
         cpu=str(measurement.instances * measurement.threads + 1),
         memory=f"{_up(1.25 * measurement.peak_bytes / _MIB + shm_mib + _BESIDE_MIB)}Mi",
         instances=str(measurement.instances),

@@ -27,7 +27,7 @@ from gmmvit_deploy.serving.names import TUNING_FILE
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.repository_runner import with_runner
-from gmmvit_deploy.serving.served_models import ServedModels, read_models, read_models_of_a_bundle
+from gmmvit_deploy.serving.served_models import ServedModels, read_models
 
 Contents = Literal["repository", "bundle"]
 BUNDLE_LABEL = "gmmvit.bundle.sha256"
@@ -73,7 +73,7 @@ def pack(
         if tuned is not None or contents == "bundle":
             option = "--tuned" if tuned is not None else "--contents bundle"
             raise InputError(f"{path}: {option} needs a bundle, got a repository", hint=f"remove {option}")
-        return _context(path, out, _repository_labels(read_models_of_a_bundle(path)), force=force)
+        return _context(path, out, _repository_labels(read_models(path)), force=force)
     bundle = open_bundle(path)
     if contents == "bundle":
         return _context(path, out, _labels(bundle.sha256, "bundle"), force=force)
@@ -103,13 +103,15 @@ def _context(files: Path, out: Path, labels: Mapping[str, str], *, force: bool) 
 def _repository_labels(models: ServedModels) -> dict[str, str]:
     stated = models.network_threads
     threads = {} if stated is None else {INSTANCES_LABEL: str(stated[0]), THREADS_LABEL: str(stated[1])}
-    return {**_labels(models.bundle, "repository"), **threads}
+    names = ", ".join(network.name for network in models.networks) if len(models.networks) > 1 else ""
+    return {**_labels(models.bundles_in_words, "repository", names), **threads}
 
 
-def _labels(bundle: str, contents: Contents) -> dict[str, str]:
+def _labels(bundle: str, contents: Contents, names: str = "") -> dict[str, str]:
+    """names: of several models."""
     return {
         BUNDLE_LABEL: bundle,
         "gmmvit.contents": contents,
         "gmmvit.version": __version__,
-        "org.opencontainers.image.title": f"model {bundle[:16]}",
+        "org.opencontainers.image.title": f"models {names}" if names else f"model {bundle[:16]}",
     }

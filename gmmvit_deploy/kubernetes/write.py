@@ -25,7 +25,7 @@ from gmmvit_deploy.kubernetes.templates import yaml_files
 from gmmvit_deploy.runtimes.engines.releases import NEWEST, RELEASES, triton_in_words
 from gmmvit_deploy.runtimes.programs.openvino import why_no_openvino
 from gmmvit_deploy.serving.gateway.files import ALERTS
-from gmmvit_deploy.serving.served_models import ServedModels, read_models_of_a_bundle
+from gmmvit_deploy.serving.served_models import ServedModels, read_models
 from gmmvit_deploy.serving.server_wheel import TRITON
 
 _OVERLAY = "overlays/fill-in"
@@ -58,14 +58,20 @@ def manifests_from_bundle(
 
     tuned: the file of ``gmmvit tune`` for this bundle; without it, an operator must fill in the sizes.
     Errors: InputError when the measurement is of another bundle, or of another runtime or other threads than those of a
-    repository.
+    repository, or for a repository of several bundles.
     RepositoryError when the bundle cannot be read.
     OutputError when ``out`` exists and ``force`` is False.
     """
-    models = read_models_of_a_bundle(path, name=options.model_name)
+    models = read_models(path, name=options.model_name)
     options = replace(options, gpus=max(options.gpus, int(models.on_gpu)))
-    sizes = unknown_sizes(options.max_body_bytes, _runtime(models))
+    sizes = unknown_sizes(options.max_body_bytes, _runtimes(models))
     if tuned is not None:
+        if len(models.networks) > 1:
+            raise InputError(
+                f"{path}: --tuned is of one bundle, but the repository has the networks "
+                + ", ".join(network.name for network in models.networks),
+                hint="remove --tuned, and fill in the sizes",
+            )
         measurement = measurement_from_file(tuned, models.bundle, use="serve")
         sizes = sizes_from_measurement(measurement, options.max_body_bytes)
         if not (path / MANIFEST_FILE).is_file():  # a bundle states no settings
@@ -74,8 +80,8 @@ def manifests_from_bundle(
         "service.yaml.j2",
         options=options,
         sizes=sizes,
-        bundle=models.bundle,
-        probed=models.networks[0].name,
+        bundle=models.bundles_in_words,
+        bundles=[f"{network.name}={network.bundle}" for network in models.networks],
         alert_groups=ALERTS.read_text(encoding="utf-8").partition("\ngroups:\n")[2],
     )
     name = options.name
@@ -90,30 +96,31 @@ def manifests_from_bundle(
     if options.style == "kserve" or options.model.scheme != "s3":
         del secrets[f"{name}-store"]
     engine = "tensorrt" in models.backends.values()
-    files = {**objects, **docker_files(sizes.runtime, engine=engine)}
+    files = {**objects, **docker_files(sizes.runtimes, engine=engine)}
     newest = "the release of Triton that the engine needs" if engine else triton_in_words(RELEASES[NEWEST][0])
     images = {"docker/nvidia/Dockerfile": newest}
-    if sizes.runtime:
+    if sizes.runtimes:
         images["docker/cpu/Dockerfile"] = triton_in_words(TRITON)
     repository = f"the folder that gmmvit repository {path} writes" if (path / MANIFEST_FILE).is_file() else str(path)
     return _written(out, files, options, secrets, images=images, content=repository, sizes=sizes, force=force)
 
 
-def _runtime(models: ServedModels) -> str:
-    """Return the runtime of the network in the python backend; "" if the network needs another backend."""
+def _runtimes(models: ServedModels) -> frozenset[str]:
+    """Return the runtimes of the networks in the python backend; none if the networks need another backend."""
     if set(models.backends.values()) - {"python"}:
-        return ""
-    return next(iter(models.runtimes), "onnxruntime" if why_no_openvino("fp32") else "openvino")
+        return frozenset()
+    return models.runtimes or frozenset(["onnxruntime" if why_no_openvino("fp32") else "openvino"])
 
 
 def _require_same_settings(path: Path, models: ServedModels, sizes: Sizes) -> None:
     """Check that a repository uses the runtime and the cores that the measurement states.  Errors: InputError."""
     hint = "type gmmvit pack BUNDLE --tuned FILE, which writes a repository with the settings of the file"
-    runtime = _runtime(models)
-    if runtime != sizes.runtime:
+    runtimes = _runtimes(models)
+    if runtimes != sizes.runtimes:
+        other = "another backend than python"
         raise InputError(
-            f"{path}: the network of the repository runs in {runtime or 'another backend than python'}, but --tuned "
-            f"states {sizes.runtime}",
+            f"{path}: the network of the repository runs in {', '.join(runtimes) or other}, but --tuned states "
+            f"{', '.join(sizes.runtimes) or other}",
             hint=hint,
         )
     stated = models.network_threads

@@ -1,7 +1,7 @@
 """Probe a service on this machine, as Kubernetes does in its pod: exit status 0, or 1 with the reason on stdout.
 
     python -m gmmvit_deploy.serving._pod_probe ready                    the service is ready for requests
-    python -m gmmvit_deploy.serving._pod_probe infer --key-file FILE    the neural network answers an inference
+    python -m gmmvit_deploy.serving._pod_probe infer --key-file FILE    each neural network answers an inference
 
 Triton's ``/v2/health/live`` and ``/v2/health/ready`` stay 200 when the worker of a network has died, so ``infer`` sends
 a real inference. A service that refuses the inference because of overload is alive: the gateway's own inference, which
@@ -20,8 +20,6 @@ from pathlib import Path
 
 from gmmvit_deploy.errors import OverloadError, ServerError
 from gmmvit_deploy.serving._probes import Address, ask, probe_of_model
-
-_BUNDLE_HEADER = "x-gmmvit-bundle"  # `front.options.BUNDLE_HEADER`, whose module imports more
 
 
 def ready(address: Address, timeout_s: float) -> str:
@@ -54,9 +52,8 @@ def infer(address: Address, model: str, timeout_s: float, *, bundle: str = "") -
         return False, f"{model}: no example of its input is known"
     answer = ask(address, probe, timeout_s)
     if answer.result == "answered":
-        served = answer.headers.get(_BUNDLE_HEADER, "")
-        if bundle and served != bundle:
-            return False, f"{model}: expected the bundle {bundle[:16]}, but {served[:16] or 'no bundle'} answers"
+        if bundle and probe.bundle != bundle:
+            return False, f"{model}: expected the bundle {bundle[:16]}, but {probe.bundle[:16] or 'no bundle'} answers"
         return True, f"{model} answered after {answer.seconds * 1000:.0f} ms"
     why = f"{model}: {answer.result}: {answer.detail}"
     if answer.status == 503 or answer.result == "late":
@@ -78,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=8000, help="port for HTTP on this machine")
     parser.add_argument("--tls", action="store_true", help="the port uses TLS")
     parser.add_argument("--key-file", type=Path, help="file with a key for the gateway, alone on a line")
-    parser.add_argument("--model", default="gmmvit", help="name of the model to ask")
-    parser.add_argument("--bundle", default="", help="SHA-256 of the bundle that must answer")
+    models = "NAME or NAME=SHA256 of each model to ask, with the SHA-256 of the bundle that must answer"
+    parser.add_argument("--models", nargs="+", default=["gmmvit"], help=models)
     parser.add_argument("--timeout", type=float, default=2.0, help="time in seconds for each request")
     chosen = parser.parse_args(arguments)
     try:
@@ -92,9 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         why = ready(address, chosen.timeout)
         print(why or "ready")
         return 1 if why else 0
-    alive, text = infer(address, chosen.model, chosen.timeout, bundle=chosen.bundle)
-    print(text)
-    return 0 if alive else 1
+    for stated in chosen.models:
+        model, _, bundle = stated.partition("=")
+        alive, text = infer(address, model, chosen.timeout, bundle=bundle)
+        print(text)
+        if not alive:
+            return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -56,12 +56,16 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A request for an inference of a model.  json_bytes: the length of the JSON at the beginning of ``body``."""
+    """A request for an inference of a model.  json_bytes: the length of the JSON at the beginning of ``body``.
+
+    bundle: the SHA-256 of the model's bundle; "" if the server does not state it.
+    """
 
     model: str
     body: bytes
     json_bytes: int
-    ensemble: bool = False
+    ensemble: bool
+    bundle: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +74,13 @@ class Answer:
 
     result: ``answered``; ``refused``, with an error status; ``late``, without an answer in time; ``unreachable``.
     detail: the error; empty for ``answered``.  seconds: the time that the probe took.
-    status: the HTTP status, or 0 without an answer.  headers: of an inference, with names in lower case.
+    status: the HTTP status, or 0 without an answer.
     """
 
     result: Literal["answered", "refused", "late", "unreachable"]
     detail: str = ""
     seconds: float = 0.0
     status: int = 0
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def probe_of_model(address: Address, model: str, *, timeout_s: float = 10.0) -> Probe | None:
@@ -121,7 +124,13 @@ def _probe(model: str, config: Mapping[str, Any]) -> Probe | None:
     outputs = [{"name": entry["name"], "parameters": {"binary_data": True}} for entry in config.get("output", [])]
     header = json.dumps({"id": PROBE_ID, "inputs": inputs, "outputs": outputs}).encode()
     body = header + b"".join(tensors)
-    return Probe(model=model, body=body, json_bytes=len(header), ensemble="ensemble_scheduling" in config)
+    return Probe(
+        model=model,
+        body=body,
+        json_bytes=len(header),
+        ensemble="ensemble_scheduling" in config,
+        bundle=config.get("parameters", {}).get("gmmvit_bundle_sha256", {}).get("string_value", ""),
+    )
 
 
 def _image() -> bytes:
@@ -153,8 +162,7 @@ def ask(address: Address, probe: Probe, timeout_s: float) -> Answer:
         connection.close()
     seconds = time.monotonic() - started
     if response.status == 200:
-        stated = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(result="answered", seconds=seconds, status=200, headers=stated)
+        return Answer(result="answered", seconds=seconds, status=200)
     text = content.decode(errors="replace")[:200]
     return Answer(result="refused", detail=f"status {response.status}: {text}", seconds=seconds, status=response.status)
 

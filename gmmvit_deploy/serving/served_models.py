@@ -73,6 +73,12 @@ class ServedModels:
         return _common(network.bundle for network in self.networks)
 
     @property
+    def bundles_in_words(self) -> str:
+        """The SHA-256 of the bundle of all networks; if they differ, NAME=SHA256 of each."""
+        different = len({network.bundle for network in self.networks}) > 1
+        return ", ".join(f"{each.name}={each.bundle}" for each in self.networks) if different else self.bundle
+
+    @property
     def runner(self) -> str:
         """The runner of all networks; "" if they differ."""
         return _common(network.runner for network in self.networks)
@@ -139,18 +145,6 @@ def read_models(path: Path, *, name: str = "gmmvit") -> ServedModels:
 def _common(values: Iterable[str]) -> str:
     different = set(values)
     return different.pop() if len(different) == 1 else ""
-
-
-def read_models_of_a_bundle(path: Path, *, name: str = "gmmvit") -> ServedModels:
-    """Return `read_models(path)`.  Errors: also InputError for a repository of several bundles."""
-    models = read_models(path, name=name)
-    if len({network.bundle for network in models.networks}) > 1:
-        names = ", ".join(network.name for network in models.networks)
-        raise InputError(
-            f"{path}: expected a repository of a single bundle, got the networks {names}",
-            hint="type gmmvit repository BUNDLE -o REPOSITORY for each bundle",
-        )
-    return models
 
 
 def _served(configs: Sequence[Any]) -> ServedModels:

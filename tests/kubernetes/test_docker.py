@@ -33,17 +33,17 @@ MAX_MIB = 500
 )
 def test_hadolint_has_no_complaint(tmp_path: Path, kind: str, engine: bool) -> None:
     file = tmp_path / "Dockerfile"
-    file.write_text(docker_files("" if engine else "openvino", engine=engine)[f"docker/{kind}/Dockerfile"])
+    file.write_text(docker_files([] if engine else ["openvino"], engine=engine)[f"docker/{kind}/Dockerfile"])
     assert hadolint(file) == ""
 
 
 def test_the_slim_image_states_its_size() -> None:
-    packages = image_packages("openvino")
+    packages = image_packages(["openvino"])
     mib = sum(package.size for package in packages) / 2**20
     assert 200 < mib < MAX_MIB
-    assert f"{len(packages)} Python packages have {mib:.0f} MiB" in docker_files("openvino")["docker/cpu/Dockerfile"]
+    assert f"{len(packages)} Python packages have {mib:.0f} MiB" in docker_files(["openvino"])["docker/cpu/Dockerfile"]
     assert not {package.name for package in packages} & {*ABSENT, "nvidia-cublas"}
-    assert "onnxruntime" in {package.name for package in image_packages("onnxruntime")}
+    assert "onnxruntime" in {package.name for package in image_packages(["onnxruntime"])}
 
 
 def path_of_the_image(python: Path, programs: Path) -> str:
@@ -63,7 +63,7 @@ def mapped_below(pid: int) -> str:
 @needs_haproxy
 @pytest.mark.nightly
 def test_exactly_the_listed_packages_serve(repository: Repository, bundle: Bundle, tmp_path: Path) -> None:
-    python = linked_environment(tmp_path / "venv", [package.name for package in image_packages("openvino")])
+    python = linked_environment(tmp_path / "venv", [package.name for package in image_packages(["openvino"])])
     path = path_of_the_image(python.parent, tmp_path / "programs")
     assert not [name for name in COMPILERS if shutil.which(name, path=path)]
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CXX")}

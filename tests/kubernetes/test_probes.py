@@ -115,7 +115,7 @@ def test_healthy_wrong_bundle_no_key_dead_worker_and_draining(pod: Pod) -> None:
     for name in ("readinessProbe", "livenessProbe"):
         status, text = pod.run(name)
         assert (status, text.partition(" after ")[0]) == (0, "gmmvit answered"), text
-    status, text = pod.run("readinessProbe", "--bundle", "0" * 64)
+    status, text = pod.run("readinessProbe", "--models", f"gmmvit={'0' * 64}")
     assert (status, "expected the bundle 0000000000000000" in text) == (1, True)
     (pod.keys / "wrong.key").write_text("a-key-that-nobody-has-0123456789\n")
     status, text = pod.run("readinessProbe", "--key-file", str(pod.keys / "wrong.key"))
@@ -203,7 +203,7 @@ def slow_pod(container: dict[str, Any], tmp_path: Path, request: pytest.FixtureR
         yield started
 
 
-OF_THE_STAND_IN = ("--model", MODEL, "--bundle", "")
+OF_THE_STAND_IN = ("--models", MODEL)
 
 
 @pytest.mark.nightly

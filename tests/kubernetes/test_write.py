@@ -16,10 +16,11 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.kubernetes.options import ManifestOptions, location
+from gmmvit_deploy.kubernetes.pack import BUNDLE_LABEL, pack
 from gmmvit_deploy.kubernetes.write import manifests_from_bundle
 from gmmvit_deploy.runtimes.engines.releases import NEWEST
 from gmmvit_deploy.serving.options import RepositoryOptions
-from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.repository import add_to_repository, repository_from_bundle
 from tests.documented import PAGES
 from tests.kubernetes.made import IMAGE, OCI, object_in, objects_in, tuning_file, validate, write
 
@@ -90,6 +91,31 @@ def test_a_repository_decides_the_image_of_its_server_and_the_gpus(
     pod = yaml.safe_load((written.apply / "sizes.yaml").read_text())["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert [amounts.get("nvidia.com/gpu") for amounts in container["resources"].values()] == [gpus, gpus]
+
+
+def test_several_models_are_each_probed_and_have_their_packages(
+    bundle: Bundle, features_bundle: Bundle, tmp_path: Path
+) -> None:
+    (tmp_path / "models").mkdir()
+    for name, each, runtime in (("cats", bundle, "onnxruntime"), ("search", features_bundle, "openvino")):
+        add_to_repository(each, tmp_path / "models", RepositoryOptions(name=name, runner=RunnerName(runtime)))
+    written = manifests_from_bundle(tmp_path / "models", tmp_path / "out", OPTIONS)
+    stated = [f"cats={bundle.sha256}", f"search={features_bundle.sha256}"]
+    (deployment,) = (item for item in objects_in(tmp_path / "out" / "base") if item["kind"] == "Deployment")
+    template = deployment["spec"]["template"]
+    assert template["metadata"]["annotations"]["gmmvit/bundle-sha256"] == ", ".join(stated)
+    (container,) = template["spec"]["containers"]
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert container[probe]["exec"]["command"][-3:] == ["--models", *stated]
+        assert container[probe]["timeoutSeconds"] == 19  # for two networks
+    for image in written.images:
+        packages = (tmp_path / "out" / image).with_name("requirements.txt").read_text()
+        assert all(f"{runtime}==" in packages for runtime in ("onnxruntime", "openvino"))
+    validate(tmp_path / "out" / "base")
+    file = tuning_file(bundle, tmp_path / "tuned.json")
+    with pytest.raises(InputError, match="--tuned is of one bundle, but the repository has the networks cats, search"):
+        manifests_from_bundle(tmp_path / "models", tmp_path / "other", OPTIONS, tuned=file)
+    assert pack(tmp_path / "models", tmp_path / "image").labels[BUNDLE_LABEL] == ", ".join(stated)
 
 
 def test_the_images_say_which_triton_they_start(bundle: Bundle, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.vit.spec import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.runtimes.runners.classify import BundleClassifier
+from gmmvit_deploy.serving._pod_probe import main as probe_of_pod
 from gmmvit_deploy.serving.named_bundles import named_paths
 from gmmvit_deploy.serving.served_models import read_models
 from tests.cli.terminal import gmmvit_here
@@ -147,6 +148,17 @@ class TestWithoutGateway:
         answer = asked(service.url, path)
         assert (answer.status_code, message in answer.json()["error"]) == (404, True), answer.text
 
+    def test_the_probe_of_a_pod_asks_each(
+        self, service: SimpleNamespace, bundles: dict[str, Bundle], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        port = service.http.rpartition(":")[2]
+        stated = {name: bundle.sha256 for name, bundle in bundles.items()}
+        for wrong in ("", *stated):
+            models = [f"{name}={'0' if name == wrong else sha256}" for name, sha256 in stated.items()]
+            assert probe_of_pod(["infer", "--port", port, "--timeout", "30", "--models", *models]) == bool(wrong)
+            *answered, last = capsys.readouterr().out.splitlines()
+            assert f"{wrong}: expected the bundle 0" in last or (not wrong and len(answered) == len(stated) - 1)
+
     def test_broken_bundles_are_named(self, service: SimpleNamespace, bundles: dict[str, Bundle]) -> None:
         text = service.errors.read_text()
         assert "left out: damaged: " in text
@@ -262,8 +274,4 @@ def test_of_a_repository_each_network_is_checked(bundle: Bundle, small: Bundle, 
     assert gmmvit_here("repository", f"a={bundle.path}", f"b={small.path}", "-o", tmp_path / "models").status == 0
     models = read_models(tmp_path / "models")
     assert [check.path for check in models.health] == ["/v2/models/a/infer", "/v2/models/b/ready"]
-    image = ("--image", f"I@sha256:{'0' * 64}", "--model-uri", "pvc://claim")
-    answer = gmmvit_here("manifests", tmp_path / "models", *image, "-o", tmp_path / "kubernetes")
-    assert "expected a repository of a single bundle, got the networks a, b" in answer.err
-    assert gmmvit_here("pack", tmp_path / "models", "-o", tmp_path / "image").err == answer.err
     assert (models.bundle, [network.bundle for network in models.networks]) == ("", [bundle.sha256, small.sha256])
