@@ -120,7 +120,7 @@ def _tables(run: dict[str, Any], speed: dict[str, Any]) -> str:
 def cascades_table(runs: Mapping[str, dict[str, Any]]) -> str:
     """Return the table of cascades beside the programs that they stand between.  runs: file → result."""
     rows = []
-    for network in [name for name, run in runs.items() if "programs" in run]:
+    for network in [name for name in runs if f"{name}.speed" in runs]:
         programs, times = runs[network]["programs"], runs[network + ".speed"]["on_images"]
         rows += [
             (
