@@ -22,7 +22,7 @@ from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.exporting import graphs_of_precisions
 from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.inference.matcher import Refusal, attentions_in_onnx
-from gmmvit_deploy.inference.precision import PRECISIONS, QUANTIZED, ROLES, Precision
+from gmmvit_deploy.inference.precision import CALIBRATED, PRECISIONS, ROLES, Precision
 from gmmvit_deploy.models.families import FAMILIES, PRESETS, family_of, model_from_spec, preset_spec, spec_from_json
 from gmmvit_deploy.models.families.family import Family, small_mask
 from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines, folding_passes
@@ -284,7 +284,7 @@ def test_each_precision_exports(
         return small_exports.graph(small, precision, folded)
 
     monkeypatch.setattr(graphs_of_precisions, "onnx_from_model", exported_once)
-    calibration = [images, small.images(2)] if precision in QUANTIZED else None
+    calibration = [images, small.images(2)] if precision in CALIBRATED else None
     with failing_rules():
         prepared = graphs_of_precisions.graph_from_model(
             model, precision, preprocessing=None, max_batch=MAX_BATCH, calibration=calibration
