@@ -34,7 +34,7 @@ from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.places import FAMILIES, result_of
 from benchmarks.shared.systems import SYSTEMS, system_model
 from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
-from gmmvit_deploy.inference.precision import PRECISIONS, QUANTIZED, Precision
+from gmmvit_deploy.inference.precision import CALIBRATED, PRECISIONS, Precision
 from gmmvit_deploy.models.families import family_named, model_from_spec, preset_spec
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import MaskSpec, input_shape
@@ -90,7 +90,7 @@ def summary(card: EngineCard, folder: Path) -> dict[str, Any]:
 
 def engine(model: Model, precision: Precision, folder: Path, *, masked: bool) -> dict[str, Any]:
     """Build an engine and return its row of the table."""
-    calibration = [images(model)] if precision in QUANTIZED else None
+    calibration = [images(model)] if precision in CALIBRATED else None
     prepared = graph_from_model(model, precision, preprocessing=None, max_batch=64, calibration=calibration)
     with_more = masked and precision == "fp16"
     card = built(prepared.model, precision, folder, twin=with_more)

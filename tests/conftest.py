@@ -28,7 +28,7 @@ from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.inference.cores import cpu_features
-from gmmvit_deploy.inference.precision import QUANTIZED
+from gmmvit_deploy.inference.precision import CALIBRATED
 from gmmvit_deploy.measure import turns
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.swin.spec import SwinSpec
@@ -255,7 +255,7 @@ def precise_bundle(bundle: Bundle, calibration_images: Path, shared: Path) -> Bu
         shutil.copytree(bundle.path, staging)
         opened = open_bundle(staging)
         for precision in ("fp16", "bf16", "int8", "fp8"):
-            images = open_images(opened, str(calibration_images), limit=64) if precision in QUANTIZED else None
+            images = open_images(opened, str(calibration_images), limit=64) if precision in CALIBRATED else None
             variant_from_bundle(opened, precision, calibration=images)
         staging.rename(out)
 

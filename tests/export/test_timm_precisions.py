@@ -10,7 +10,7 @@ from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of
 from gmmvit_deploy.graphs.wiring import input_of
-from gmmvit_deploy.inference.precision import QUANTIZED, Precision
+from gmmvit_deploy.inference.precision import CALIBRATED, Precision
 from tests.models.families.small_models import random_images, require_logits_of_precision
 from tests.timm_graphs import timm_model
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 def graph_in(name: str, precision: Precision) -> ir.Model:
     model = timm_model(name)
-    calibration = [random_images(model.spec)] if precision in QUANTIZED else None
+    calibration = [random_images(model.spec)] if precision in CALIBRATED else None
     graph = graph_from_model(
         model, precision, preprocessing=None, max_batch=8, calibration=calibration, what="the bundle"
     ).model

@@ -17,7 +17,7 @@ from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.errors import CheckpointError, GmmvitError
 from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
-from gmmvit_deploy.inference.precision import QUANTIZED, Precision
+from gmmvit_deploy.inference.precision import CALIBRATED, Precision
 from gmmvit_deploy.models.families.eanet import EANET, folding
 from gmmvit_deploy.models.families.eanet.model import EANet, ExternalAttention
 from gmmvit_deploy.models.sources.hints import LoadHints
@@ -82,7 +82,7 @@ def test_a_graph_gives_finite_logits_where_weights_underflow(precision: Precisio
     with torch.inference_mode():
         expected = model(torch.from_numpy(images)).numpy()
     assert (weights[0] == 0).unflatten(-1, (-1, 2)).all(-1).any()
-    calibration = [images] if precision in QUANTIZED else None
+    calibration = [images] if precision in CALIBRATED else None
     prepared = graph_from_model(model, precision, preprocessing=None, max_batch=4, calibration=calibration)
     logits = emulated_logits(prepared.model, images, name=precision)
     assert np.isfinite(logits).all()

@@ -15,7 +15,7 @@ import pytest
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.graphs.declared import declared_role
-from gmmvit_deploy.inference.precision import QUANTIZED, ROLES, Precision
+from gmmvit_deploy.inference.precision import CALIBRATED, QUANTIZED, ROLES, Precision
 from gmmvit_deploy.models.families.deepvit import DEEPVIT
 from gmmvit_deploy.models.families.family import Family, small_mask
 from gmmvit_deploy.models.families.rmt import RMT
@@ -48,7 +48,7 @@ def model_and_images(name: str) -> tuple[Model, np.ndarray]:
 def test_each_precision_exports(name: str, precision: Precision) -> None:
     """bf16 has the nodes of fp16, and fp8 those of int8."""
     model, images = model_and_images(name)
-    calibration = [images] if precision in QUANTIZED else None
+    calibration = [images] if precision in CALIBRATED else None
     with failing_rules():
         prepared = graph_from_model(model, precision, preprocessing=None, max_batch=8, calibration=calibration)
     assert {declared_role(node) for node in prepared.model.graph} <= set(ROLES)

@@ -17,7 +17,7 @@ from gmmvit_deploy.bundle.variants import graph_file, open_variant
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.exporting.variants import variant_from_bundle
-from gmmvit_deploy.inference.precision import QUANTIZED, Precision
+from gmmvit_deploy.inference.precision import CALIBRATED, Precision
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
@@ -75,7 +75,7 @@ def external(tmp_path_factory: pytest.TempPathFactory) -> External:
             hints=hints(folder / "external.py"),
         )
         for precision in OTHERS:
-            data = open_images(bundle, str(folder / "images.npy"), limit=16) if precision in QUANTIZED else None
+            data = open_images(bundle, str(folder / "images.npy"), limit=16) if precision in CALIBRATED else None
             variant_from_bundle(bundle, precision, calibration=data)
     return External(bundle, folder / "external.py", network)
 
