@@ -90,7 +90,7 @@ def test_exactly_the_listed_packages_serve(repository: Repository, bundle: Bundl
         probe = [python, "-m", "gmmvit_deploy.serving._pod_probe", "infer", "--port", url.rpartition(":")[2]]
         (tmp_path / "probe.key").write_text(KEY)
         done = subprocess.run(
-            [*probe, "--key-file", "probe.key", "--bundle", bundle.sha256, "--timeout", "10"],
+            [*probe, "--key-file", "probe.key", "--timeout", "10", "--models", f"gmmvit={bundle.sha256}"],
             capture_output=True, text=True, check=False, env=environment, cwd=tmp_path,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
