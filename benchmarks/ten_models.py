@@ -324,9 +324,9 @@ def main() -> None:
         results["problems"] = problems(results)
         for name, row in results["models"].items():
             print(name, *(f"{what} {value}" for what, value in row.items()), sep="; ")
-        for kind, (first, last) in results["memory_mib"].items():
-            opened = results["descriptors"][kind]
-            print(f"{kind}: {first:.0f} MiB at the start, {last:.0f} at the end; {opened} descriptors")
+        for what, of in series.items():
+            first, last = (sum(values[index] for values in of.values()) for index in (0, -1))
+            print(f"{what} of all processes: {first:.0f} at the start, {last:.0f} at the end")
     if results["problems"]:
         raise SystemExit(1)
 
