@@ -48,7 +48,7 @@ from benchmarks.shared.options import parsed, script_parser
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.cascades import write_cascade
 from gmmvit_deploy.bundle.choices import read_choices
-from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.exporting.cascades import cascade_from_images
 from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.inference.runner_name import RunnerName
@@ -57,7 +57,8 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.runtimes.runners.classify import BundleClassifier
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from tests.choices import chosen_bundle
-from tests.conftest import cifar_options, golden
+from tests.conftest import cifar_options
+from tests.golden_files import golden
 from tests.hugging_face.folders import saved
 from tests.models.families.custom.own_files import ARGUMENTS, LABELS, own_file, save_weights
 from tests.serving.rollout.state_service import StateService, processes
@@ -79,7 +80,7 @@ def _golden(name: str, folder: Path, out: Path, **options: Any) -> Bundle:
 
 
 def _hugging_face(name: str, folder: Path, out: Path, **hints: Any) -> Bundle:
-    return bundle_from_checkpoint(saved(name, folder / f"{name}-files"), out, hints=LoadHints(**hints))
+    return bundle_from_checkpoint(saved(name, folder / f"{name}-files"), out, ExportOptions(), hints=LoadHints(**hints))
 
 
 def _own_class(folder: Path, out: Path) -> Bundle:
@@ -323,9 +324,9 @@ def main() -> None:
         results["problems"] = problems(results)
         for name, row in results["models"].items():
             print(name, *(f"{what} {value}" for what, value in row.items()), sep="; ")
-        for kind, (first, last) in results["memory_mib"].items():
-            opened = results["descriptors"][kind]
-            print(f"{kind}: {first:.0f} MiB at the start, {last:.0f} at the end; {opened} descriptors")
+        for what, of in series.items():
+            first, last = (sum(values[index] for values in of.values()) for index in (0, -1))
+            print(f"{what} of all processes: {first:.0f} at the start, {last:.0f} at the end")
     if results["problems"]:
         raise SystemExit(1)
 

@@ -22,7 +22,7 @@ from tests.documented import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 GPU_SCRIPTS = ("fastest_gpu", "masked_attention_gpu")
-SCRIPTS = ("overload", "served")
+SCRIPTS = ("overload", "served", "ten_models")
 """Scripts whose check `make test-rest` runs.  A check takes up to three minutes: after a change to another script, run
 its check by hand.
 """

@@ -65,6 +65,7 @@ class Service:
         """
         self._paths = [f"{name}={each}" for name, each in {"gmmvit": path, **beside}.items()] if beside else [str(path)]
         self.asks = _AMONG_OTHERS if beside else {"gmmvit": CLASSIFY}
+        """Each model that gets images → its path for HTTP."""
         self._sandbox = sandbox
         self._gateway = gateway
         self._protected = protected

@@ -118,7 +118,8 @@ def kinds_of(first: int) -> dict[int, str]:
 
 
 def _kind(arguments: Sequence[str]) -> str:
-    """Return the kind of a process of a service: the program, or the model of a worker, or ``front``.
+    """Return the kind of a process of a service: the program, or the model of a worker, or ``front``, or
+    ``large images`` for the decoder of a preprocessing model.
 
     A worker whose command line is not complete yet, because Triton starts it at this moment, is a ``worker``.
     """
@@ -128,4 +129,6 @@ def _kind(arguments: Sequence[str]) -> str:
         return "worker" if model is None else f"worker {model.parents[1].name}"
     if any("serving.front" in argument for argument in arguments):
         return "front"
+    if "gmmvit_inference.large_images" in arguments:
+        return "large images"
     return name

@@ -54,8 +54,7 @@ class StateService:
         try:
             self.where = ready(self.process)
         except SystemExit as error:
-            error.add_note((folder / "service.log").read_text())
-            raise
+            raise SystemExit(f"{error}\n{(folder / 'service.log').read_text()}") from None
 
     def __enter__(self) -> StateService:
         return self
