@@ -55,6 +55,8 @@ def rollout(
             "expected BUNDLE, --abort or --status, without the other two",
             hint=f"type gmmvit rollout BUNDLE --to {to}, or gmmvit rollout --abort --to {to}",
         )
+    if name is not None and bundle is None:
+        raise InputError("--name needs BUNDLE", hint="remove --name")
     if agreement is not None and not images:
         raise InputError("--agreement needs --images", hint="add --images FOLDER, or remove --agreement")
     order: dict[str, Any] = {"order": "abort" if abort else "status"}

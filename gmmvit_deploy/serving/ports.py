@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 
 from gmmvit_deploy.arguments import Refusals
@@ -15,8 +15,8 @@ _WITH_OPTION = ("HTTP", "gRPC", "metrics", "classify")
 """The services whose port an option of the command line gives."""
 
 _OF_SERVERS = range(10_000, 32_768)
-"""Ports that Linux gives to no connection of a client (see ``net.ipv4.ip_local_port_range``): one that is free now is
-free when the server opens it seconds later, and when the server starts again."""
+"""Ports that Linux gives to no connection of a client, unless ``net.ipv4.ip_local_port_range`` is changed: one that is
+free now is free when the server opens it seconds later, and when the server starts again."""
 
 
 def free_ports(services: Mapping[str, tuple[str, int]]) -> tuple[int, ...]:
@@ -25,15 +25,16 @@ def free_ports(services: Mapping[str, tuple[str, int]]) -> tuple[int, ...]:
     services: name of the service, as in the option ``--NAME-port`` → (address to listen on, port).
     Errors: ServerError that names every port that cannot be opened.
     """
-    chosen = {name: (host, port or _free_port(host)) for name, (host, port) in services.items()}
+    candidates = iter(random.sample(_OF_SERVERS, 20 * len(services)))
+    chosen = {name: (host, port or _free_port(host, candidates)) for name, (host, port) in services.items()}
     with ExitStack() as opened:
         listeners = [opened.enter_context(listener) for listener in listening_sockets(chosen).values()]
         return tuple(listener.getsockname()[1] for listener in listeners)
 
 
-def _free_port(host: str) -> int:
-    """Return a port on which nothing listens; 0 if none is found, as for an address of another machine."""
-    for port in random.sample(_OF_SERVERS, 20):
+def _free_port(host: str, candidates: Iterator[int]) -> int:
+    """Return the first port on which nothing listens; 0 without one, as for an address of another machine."""
+    for port in candidates:
         with suppress(ServerError), listening_socket(host, port, ""):
             return port
     return 0

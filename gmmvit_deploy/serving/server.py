@@ -172,19 +172,15 @@ class TritonServer:
             try:
                 return self._start(cancelled)
             except ServerError as exc:
-                if not self._takes_other_ports(exc) and not self._removed(self._log.not_loaded()):
+                options = self.options
+                if _PORT_TAKEN in str(exc) and not (options.http_port or options.grpc_port or options.metrics_port):
+                    self.http_port = self.grpc_port = self.metrics_port = 0  # another program was faster
+                elif self._removed(self._log.not_loaded()):
+                    self.__dict__.pop("models", None)  # read before
+                else:
                     raise
                 self.kill_now()
                 self._clean_up()
-                del self.models  # read before
-
-    def _takes_other_ports(self, why: ServerError) -> bool:
-        """Forget the ports if another program took one since it was chosen; True if the next start has a choice."""
-        options = self.options
-        if _PORT_TAKEN not in str(why) or all((options.http_port, options.grpc_port, options.metrics_port)):
-            return False
-        self.http_port = self.grpc_port = self.metrics_port = 0
-        return True
 
     def _start(self, cancelled: Callable[[], bool]) -> None:
         options = self.options

@@ -19,7 +19,7 @@ from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving._supervisor import Supervisor
-from gmmvit_deploy.serving.ports import _free_port, free_ports, listening_socket
+from gmmvit_deploy.serving.ports import free_ports, listening_socket
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
@@ -143,7 +143,8 @@ def test_a_free_port_that_another_program_takes_before_triton_does(
     models = write_stand_in(tmp_path / "models", delay_s=0)
     with listening_socket("127.0.0.1", 0, "") as other:
         taken = other.getsockname()[1]
-        first = iter([(_free_port("127.0.0.1"), taken, _free_port("127.0.0.1"))])
+        http, metrics = free_ports(dict.fromkeys(("HTTP", "metrics"), ("127.0.0.1", 0)))
+        first = iter([(http, taken, metrics)])
         choose = lambda services: next(first, None) or free_ports(services)  # noqa: E731
         monkeypatch.setattr("gmmvit_deploy.serving.server.free_ports", choose)
         with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:

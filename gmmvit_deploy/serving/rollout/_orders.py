@@ -40,9 +40,7 @@ def first_bundles(state: State, given: Mapping[str, Bundle]) -> dict[str, Bundle
             f"{state.folder}: expected a bundle, because no bundle was promoted in this state folder",
             hint=f"type gmmvit serve BUNDLE --gateway --keys FILE --state {state.folder}",
         )
-    copied = {name: state.copy_of(bundle) for name, bundle in given.items()}
-    state.promote(copied)
-    return copied
+    return {name: state.copy_of(name, bundle) for name, bundle in given.items()}
 
 
 def _require_promoted(state: State, promoted: Mapping[str, Bundle], given: Mapping[str, Bundle]) -> None:
@@ -109,7 +107,7 @@ class Orders:
     def _report(self, order: _Order) -> Callable[[str], None]:
         def report(step: str) -> None:
             self._step, order.started = step, True
-            self._log(f"rollout: {step}")
+            self._log(f"rollout{self._as(order.name)}: {step}")
             order.send({"step": step})
 
         return report
@@ -131,7 +129,7 @@ class Orders:
         result = "promoted" if order.error is None else "failed" if order.started else "refused"
         self._ended[result] += 1
         if order.error is not None:
-            self._log(f"rollout: {result}: {order.error}")
+            self._log(f"rollout{self._as(order.name)}: {result}: {order.error}")
             raise order.error
         done = f"the service serves bundle {order.served}{self._as(order.name)}"
         return {"done": done, "name": order.name, "bundle": order.served}
@@ -168,14 +166,15 @@ class Orders:
             )
             previous = f"; the previous bundle is {before}" if before else ""
             lines.append(f"serves bundle {bundle.sha256[:12]}{self._as(name)}{previous}")
-        step = f"; rollout: {self._step}" if self._step else ""
+        if self._step:
+            lines.append(f"rollout{self._as(self._order.name) if self._order else ''}: {self._step}")
         alone = models[0] if len(models) == 1 else {}
-        return {"done": "\n".join(lines) + step, "status": {**alone, "step": self._step, "models": models}}
+        return {"done": "\n".join(lines), "status": {**alone, "step": self._step, "models": models}}
 
     def _before(self, name: str) -> Path | None:
         """Return the path of the bundle before the promoted bundle of a model, or None after the first bundle."""
-        before = self._state.promoted()[name].before
-        return self._state.path_of(before).absolute() if before else None
+        promoted = self._state.promoted().get(name)
+        return self._state.path_of(name, promoted.before).absolute() if promoted and promoted.before else None
 
     def _as(self, name: str) -> str:
         """Return what a sentence about the bundle of a model adds in a service of several models."""

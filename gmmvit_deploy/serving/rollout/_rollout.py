@@ -97,7 +97,7 @@ def roll_out(
     else:
         require_same_contract(old, bundle)
     report(f"copy bundle {bundle.sha256[:12]}")
-    copied = state.copy_of(bundle)
+    copied = state.copy_of(name, bundle)
     bundles = {**servers.served, name: copied}
 
     def go_on() -> None:

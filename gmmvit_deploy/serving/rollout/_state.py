@@ -1,9 +1,10 @@
 """The state folder of a service: which bundle each of its models has, also after a restart.
 
-DIR/lock            locked by the running service; a second service on the same folder is refused
-DIR/promoted.json   for each model, the hash of the bundle that was promoted last, and of the bundle before
-DIR/bundles/HASH    the bundles themselves, copied, so that a bundle may be moved or deleted after its rollout
-DIR/control         the socket on which the running service takes orders (`rollout.control`)
+DIR/lock                 locked by the running service; a second service on the same folder is refused
+DIR/promoted.json        for each model, the hash of the bundle that was promoted last, and of the bundle before
+DIR/bundles/NAME/HASH    the bundles of a model, copied, so that a bundle may be moved or deleted after its rollout.
+                         Models share none: two copies of a bundle may have different choices of `gmmvit optimize`
+DIR/control              the socket on which the running service takes orders (`rollout.control`)
 """
 
 from __future__ import annotations
@@ -129,16 +130,16 @@ class State:
                 record[name] = Promoted(bundle=bundle.sha256, before=last.bundle if last else "")
         with new_file(self.record_path, force=True) as file:
             file.write(json.dumps({name: asdict(promoted) for name, promoted in record.items()}).encode())
-        self._delete_bundles_except({sha256 for each in record.values() for sha256 in (each.bundle, each.before)})
+        self._delete_bundles_except(record)
 
-    def copy_of(self, bundle: Bundle) -> Bundle:
-        """Copy a bundle into the folder, and open the copy.  Errors: OutputError, BundleError.
+    def copy_of(self, name: str, bundle: Bundle) -> Bundle:
+        """Copy a bundle of the model ``name`` into the folder, and open the copy.  Errors: OutputError, BundleError.
 
         A copy that is there gets what conversions and choices have added to the bundle since.
         """
-        path = self.path_of(bundle.sha256)
+        path = self.path_of(name, bundle.sha256)
         if not path.exists():
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(exist_ok=True, parents=True)
             with new_folder(path) as folder:
                 for file in sorted(bundle.path.iterdir()):
                     if file.is_file():
@@ -156,17 +157,18 @@ class State:
                         shutil.copyfileobj(old, new)
         return open_bundle(path)
 
-    def path_of(self, sha256: str) -> Path:
-        return self.folder / "bundles" / sha256
+    def path_of(self, name: str, sha256: str) -> Path:
+        """Return the copy of a bundle of the model ``name``."""
+        return self.folder / "bundles" / name / sha256
 
     def promoted_bundles(self) -> dict[str, Bundle]:
         """Open the bundles that were promoted last; empty if the folder is new.  Errors: InputError, BundleError."""
-        return {name: open_bundle(self.path_of(promoted.bundle)) for name, promoted in self.promoted().items()}
+        return {name: open_bundle(self.path_of(name, promoted.bundle)) for name, promoted in self.promoted().items()}
 
-    def _delete_bundles_except(self, kept: set[str]) -> None:
-        folder = self.folder / "bundles"
-        for path in folder.iterdir() if folder.is_dir() else ():
-            if path.name not in kept and not path.name.startswith("."):
+    def _delete_bundles_except(self, record: Mapping[str, Promoted]) -> None:
+        kept = {self.path_of(name, sha256) for name, each in record.items() for sha256 in (each.bundle, each.before)}
+        for path in (self.folder / "bundles").glob("*/*"):
+            if path not in kept and not path.name.startswith("."):
                 shutil.rmtree(path, ignore_errors=True)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,8 +45,11 @@ def test_one_of_two_models_is_exchanged_under_load_and_goes_back(tmp_path: Path,
             of_shop.await_more(6)
             of_cats.await_more(6)
             assert set(of_cats.answered) == {old.sha256}
-            answer = service.order(bundle=str(new.path), name="cats")
-            assert answer["done"] == f"the service serves bundle {new.sha256} as cats"
+            words = ["rollout", str(new.path), "--to", str(service.state), "--name", "cats"]
+            typed = subprocess.run(
+                [sys.executable, "-m", "gmmvit_cli.main", *words], capture_output=True, text=True, check=True
+            )
+            assert typed.stdout == f"the service serves bundle {new.sha256} as cats\n"
             require_classified(service, {"shop": shop, "cats": new})
             (status,) = send_order(service.state, {"order": "status"})
             (cats, _) = status["status"]["models"]
@@ -60,6 +65,8 @@ def test_one_of_two_models_is_exchanged_under_load_and_goes_back(tmp_path: Path,
         assert (set(of_shop.answered), set(of_cats.answered)) == ({shop.sha256}, {old.sha256, new.sha256})
         assert (promoted(service, "shop"), promoted(service, "cats")) == (shop.sha256, old.sha256)
         assert service.stop() == 0
+    with StateService(tmp_path, tmp_path / "keys.txt") as service:
+        require_classified(service, {"shop": shop, "cats": old})
 
 
 def require_classified(service: StateService, bundles: dict[str, Bundle]) -> None:

@@ -19,36 +19,43 @@ def test_the_folder_keeps_the_promoted_bundle_and_the_bundle_before(
 ) -> None:
     state = State(tmp_path)
     for each in (bundle, tensor_bundle, precise_bundle, precise_bundle):  # the last one again
-        state.promote({"cats": state.copy_of(each), "shop": state.copy_of(tensor_bundle)})
+        state.promote({"cats": state.copy_of("cats", each), "shop": state.copy_of("shop", tensor_bundle)})
     assert state.promoted() == {
         "cats": Promoted(bundle=precise_bundle.sha256, before=tensor_bundle.sha256),
         "shop": Promoted(bundle=tensor_bundle.sha256),
     }
-    assert {path.name for path in (tmp_path / "bundles").iterdir()} == {precise_bundle.sha256, tensor_bundle.sha256}
+    kept = {"cats": {precise_bundle.sha256, tensor_bundle.sha256}, "shop": {tensor_bundle.sha256}}
+    assert {path.name: {copy.name for copy in path.iterdir()} for path in (tmp_path / "bundles").iterdir()} == kept
 
 
 def test_a_copy_gets_the_graphs_that_were_converted_since(
     tmp_path: Path, bundle: Bundle, precise_bundle: Bundle
 ) -> None:
-    State(tmp_path).copy_of(bundle)
-    copy = State(tmp_path).copy_of(precise_bundle)  # the same bundle, with graphs in other precisions
+    State(tmp_path).copy_of("gmmvit", bundle)
+    copy = State(tmp_path).copy_of("gmmvit", precise_bundle)  # the same bundle, with graphs in other precisions
     assert open_variant(copy, "int8", "static").sha256 == open_variant(precise_bundle, "int8", "static").sha256
 
 
+def test_models_share_no_copy(tmp_path: Path, bundle: Bundle, precise_bundle: Bundle) -> None:
+    plain = State(tmp_path).copy_of("plain", bundle)
+    State(tmp_path).copy_of("fast", precise_bundle)  # the same bundle, with graphs in other precisions
+    assert not (plain.path / "graphs").exists()
+
+
 def test_a_copy_is_written_again_only_where_it_differs(tmp_path: Path, precise_bundle: Bundle) -> None:
-    folder = State(tmp_path).copy_of(precise_bundle).path / "graphs"
+    folder = State(tmp_path).copy_of("gmmvit", precise_bundle).path / "graphs"
     changed, *others = sorted(folder.iterdir())
     changed.write_bytes(b"other")
     before = [file.stat().st_ino for file in others]
-    State(tmp_path).copy_of(precise_bundle)
+    State(tmp_path).copy_of("gmmvit", precise_bundle)
     assert changed.read_bytes() == (precise_bundle.path / "graphs" / changed.name).read_bytes()
     assert [file.stat().st_ino for file in others] == before
 
 
 def test_a_damaged_copy_is_refused(tmp_path: Path, bundle: Bundle) -> None:
     state = State(tmp_path)
-    state.promote({"gmmvit": state.copy_of(bundle)})
-    (state.path_of(bundle.sha256) / "labels.txt").write_text("wrong\n", encoding="utf-8")
+    state.promote({"gmmvit": state.copy_of("gmmvit", bundle)})
+    (state.path_of("gmmvit", bundle.sha256) / "labels.txt").write_text("wrong\n", encoding="utf-8")
     with pytest.raises(BundleError, match=r"labels\.txt"):
         state.promoted_bundles()
 
