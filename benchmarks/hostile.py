@@ -13,6 +13,7 @@ an input was answered that should be refused; it counts crashes, hangs (no answe
 same input again), files outside the folders of the input, and the memory after each round of all inputs.
 
     python benchmarks/hostile.py [--gateway | --ten-models | --unprotected] [--rounds N] [--kind KIND] [--only TEXT]
+        [--check]
 """
 
 from __future__ import annotations

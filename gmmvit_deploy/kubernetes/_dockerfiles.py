@@ -115,19 +115,20 @@ def _required(package: Distribution, asked: Any, requirement: Any, python: str) 
     return names
 
 
-def docker_files(runtimes: Collection[str], *, engine: bool = False) -> dict[str, str]:
+def docker_files(runtimes: Collection[str], *, engine: bool, cpu: bool) -> dict[str, str]:
     """Return path → text of the Dockerfiles of the server and of their lists of packages.
 
     ``docker/nvidia`` begins with NVIDIA's image of Triton; ``docker/cpu`` is small, with the server of the wheel, which
     has only the python backend.
-    runtimes: of the networks in the python backend, ``onnxruntime`` and ``openvino``; none for networks in a backend
-    that only NVIDIA's image has.  engine: True if an engine decides the release of NVIDIA's image.
+    runtimes: of the networks in the python backend, ``onnxruntime`` and ``openvino``.
+    engine: True if an engine decides the release of NVIDIA's image.
+    cpu: False if a network is in a backend that only NVIDIA's image has, so that ``docker/cpu`` is left out.
     """
     # NVIDIA's image has a numpy that its server works with: releases before 24.12 return empty outputs with numpy 2.
     packages = [package for package in image_packages(runtimes, server=False) if package.name != "numpy"]
     release = "" if engine else NEWEST
     files = _docker_files("nvidia", packages, debian="haproxy tini python3-pip", release=release)
-    if runtimes:
+    if cpu:
         files |= _docker_files("cpu", image_packages(runtimes), debian="haproxy tini")
     return files
 

@@ -95,21 +95,22 @@ def manifests_from_bundle(
         del secrets[f"{name}-tls"]
     if options.style == "kserve" or options.model.scheme != "s3":
         del secrets[f"{name}-store"]
-    engine = "tensorrt" in models.backends.values()
-    files = {**objects, **docker_files(sizes.runtimes, engine=engine)}
+    backends = set(models.backends.values())
+    engine = "tensorrt" in backends
+    files = {**objects, **docker_files(sizes.runtimes, engine=engine, cpu=backends == {"python"})}
     newest = "the release of Triton that the engine needs" if engine else triton_in_words(RELEASES[NEWEST][0])
     images = {"docker/nvidia/Dockerfile": newest}
-    if sizes.runtimes:
+    if "docker/cpu/Dockerfile" in files:
         images["docker/cpu/Dockerfile"] = triton_in_words(TRITON)
     repository = f"the folder that gmmvit repository {path} writes" if (path / MANIFEST_FILE).is_file() else str(path)
     return _written(out, files, options, secrets, images=images, content=repository, sizes=sizes, force=force)
 
 
 def _runtimes(models: ServedModels) -> frozenset[str]:
-    """Return the runtimes of the networks in the python backend; none if the networks need another backend."""
-    if set(models.backends.values()) - {"python"}:
-        return frozenset()
-    return models.runtimes or frozenset(["onnxruntime" if why_no_openvino("fp32") else "openvino"])
+    """Return the runtimes of the networks in the python backend."""
+    if models.runtimes or set(models.backends.values()) - {"python"}:
+        return models.runtimes
+    return frozenset(["onnxruntime" if why_no_openvino("fp32") else "openvino"])
 
 
 def _require_same_settings(path: Path, models: ServedModels, sizes: Sizes) -> None:

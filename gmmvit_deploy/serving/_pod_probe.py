@@ -4,8 +4,9 @@
     python -m gmmvit_deploy.serving._pod_probe infer --key-file FILE    each neural network answers an inference
 
 Triton's ``/v2/health/live`` and ``/v2/health/ready`` stay 200 when the worker of a network has died, so ``infer`` sends
-a real inference. A service that refuses the inference because of overload is alive: the gateway's own inference, which
-does not wait in the queue, is the evidence then. A service that drains refuses the connection.
+a real inference. A service that refuses the inference because of overload, or answers late, is alive: the gateway's own
+inference, of the first network, does not wait in the queue and is the evidence then. So a network behind the first that
+hangs is left to the supervisor of ``gmmvit serve``. A service that drains refuses the connection.
 
 This module imports little, because Kubernetes starts it every few seconds.
 """
