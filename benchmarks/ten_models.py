@@ -12,8 +12,8 @@ PyTorch's reference outputs of the bundle that it states; of int8 and the cascad
 the same program without a server.
 
 After a third of the time, a worker is killed with SIGKILL: a request that was on the way until every model answers
-again may fail, and is counted apart; that takes at most a minute. After two thirds, ``gmmvit rollout --name`` gives a model another bundle. A lost
-request, a wrong answer and a failed rollout make the result INVALID and the exit status 1.
+again may fail, and is counted apart; that takes at most a minute. After two thirds, ``gmmvit rollout --name`` gives a
+model another bundle. A lost request, a wrong answer and a failed rollout make the result INVALID and the exit status 1.
 
     python benchmarks/ten_models.py [--minutes 10] [--rate 30] [--check] [--output RESULT]
 """
@@ -296,10 +296,8 @@ def problems(result: Mapping[str, Any]) -> list[str]:
         f"{name}: {row[kind]} requests were {kind}" for name, row in rows for kind in ("lost", "wrong") if row[kind]
     ]
     reasons += [f"{name}: no answer" for name, row in rows if not row["answers_per_second"]]
-    if result["killed"]["until_ready_s"] > _READY_S:
-        reasons.append(
-            f"after the kill, all models answered again only after {result['killed']['until_ready_s']:.0f} s"
-        )
+    if (until_ready_s := result["killed"]["until_ready_s"]) > _READY_S:
+        reasons.append(f"after the kill, all models answered again only after {until_ready_s:.0f} s")
     if result["rollout"]["failed"]:
         reasons.append(f"the rollout failed: {result['rollout']['failed']}")
     elif not result["answers_of_new_bundle"]:
