@@ -225,7 +225,8 @@ def _has_as_many_queries_as_heads(model: Any) -> bool:
 
     A snippet is a kernel that OpenVINO generates. Its output gets the memory of Q if both have the same shape, whatever
     the order of their dimensions, so that a core overwrites queries that it has not read yet (OpenVINO 2026.4;
-    docs/pages/developing.md has a graph that shows it). With snippets disabled, the results are right.
+    docs/pages/developing.md has a graph that shows it). With one head and one query, OpenVINO may refuse to compile the
+    graph ("Layout rank"). With snippets disabled, the results are right.
     """
     shapes = [
         node.get_output_partial_shape(0).get_max_shape()
@@ -233,7 +234,7 @@ def _has_as_many_queries_as_heads(model: Any) -> bool:
         if node.get_type_name() == "Softmax"
     ]
     # Of (B, heads, queries, keys). Attentions of another rank are not compiled into snippets, or keep their order.
-    return any(len(shape) == 4 and shape[1] == shape[2] > 1 for shape in shapes)
+    return any(len(shape) == 4 and shape[1] == shape[2] for shape in shapes)
 
 
 def _kernels(compiled: Any) -> Counter[str]:

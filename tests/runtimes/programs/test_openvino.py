@@ -39,6 +39,7 @@ from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import golden, has_bf16
 from tests.exact import exact_logits
 from tests.models.families.small_models import distinct_model, random_images
+from tests.runtimes.test_random_cases import spec_of
 
 FAMILIES = ("vit_gmm", "swin_gmm", "cait_gmm", "pit_gmm", "t2t_gmm")
 
@@ -89,8 +90,9 @@ def test_bf16_is_bf16(bundle: Bundle) -> None:
             classes=10,
             mask=MaskSpec(),
         ),
+        spec_of("cait-spt-lsa", {"image_size": 4, "heads": 1, "head_dim": 1}),
     ],
-    ids=["vit", "qk_norm"],
+    ids=["vit", "qk_norm", "one query of one head"],
 )
 @pytest.mark.first(1)
 def test_as_many_tokens_as_heads(spec: ModelSpec, tmp_path: Path) -> None:
