@@ -121,14 +121,15 @@ def cascades_table(runs: Mapping[str, dict[str, Any]]) -> str:
     """Return the table of cascades beside the programs that they stand between.  runs: file → result."""
     rows = []
     for network in [name for name in runs if f"{name}.speed" in runs]:
-        programs, times = runs[network]["programs"], runs[network + ".speed"]["on_images"]
+        programs, speed = runs[network]["programs"], runs[f"{network}.speed"]
+        times = speed["on_images"]
         rows += [
             (
                 network.replace("_", " "),
                 _PROGRAMS_BESIDE_CASCADES.get(name, name),
                 *(f"{sets[kind]['kept']:.2%}" for kind in SETS[:2]),
                 *(f"{sets[kind]['deferred']:.1%}" if "deferred" in sets[kind] else "" for kind in SETS[:2]),
-                *(f"{times[batch][name]['time']['value']:.2f}" for batch in _BATCHES),
+                *(f"{times[batch][name]['time']['value']:.2f}{cross_of(speed, batch)}" for batch in _BATCHES),
             )
             for name, sets in programs.items()
             if name in times[_BATCHES[0]]
