@@ -12,7 +12,7 @@ SETS = ("judged", "shifted", "aside")
 _BATCHES = ("1", "16")
 _JUDGED_WITHOUT_A_BATCH = "16"
 _PLOTTED = "judged"
-_PROGRAMS_BESIDE_CASCADES = {
+_BESIDE_CASCADES = {
     "straight openvino": "float32, OpenVINO",
     "straight openvino bf16": "bf16, OpenVINO",
     "ours fp32 openvino+kernels": "float32, ours",
@@ -120,22 +120,22 @@ def _tables(run: dict[str, Any], speed: dict[str, Any]) -> str:
 def cascades_table(runs: Mapping[str, dict[str, Any]]) -> str:
     """Return the table of cascades beside the programs that they stand between.  runs: file → result."""
     rows = []
-    for network in [name for name in runs if f"{name}.speed" in runs]:
-        programs, speed = runs[network]["programs"], runs[f"{network}.speed"]
-        times = speed["on_images"]
-        rows += [
-            (
-                network.replace("_", " "),
-                _PROGRAMS_BESIDE_CASCADES.get(name, name),
-                *(f"{sets[kind]['kept']:.2%}" for kind in SETS[:2]),
-                *(f"{sets[kind]['deferred']:.1%}" if "deferred" in sets[kind] else "" for kind in SETS[:2]),
-                *(f"{times[batch][name]['time']['value']:.2f}{cross_of(speed, batch)}" for batch in _BATCHES),
-            )
-            for name, sets in programs.items()
-            if name in times[_BATCHES[0]]
-        ]
+    for network, run in runs.items():
+        speed = runs.get(f"{network}.speed", {"on_images": {}})
+        for name, sets in run.get("programs", {}).items():
+            if shown := _BESIDE_CASCADES.get(name, name if name.startswith("cascade") else ""):
+                times = [(batch, of.get(name)) for batch, of in speed["on_images"].items()]
+                rows.append(
+                    (
+                        network.replace("_", " "),
+                        shown,
+                        *(f"{sets[kind]['kept']:.2%}" for kind in SETS[:2]),
+                        *(f"{sets[kind]['deferred']:.1%}" if "deferred" in sets[kind] else "" for kind in SETS[:2]),
+                        *(f"{row['time']['value']:.2f}{cross_of(speed, batch)}" for batch, row in times if row),
+                    )
+                )
     head = ("network", "program", "kept", "kept, shifted", "again", "again, shifted", "time, 1", "time, 16")
-    return table(head, rows)
+    return table(head, [(*row, *[""] * (len(head) - len(row))) for row in rows])
 
 
 def _on_images(row: dict[str, Any]) -> str:
