@@ -54,7 +54,8 @@ def serve_with_state(
             replaced.start_first(cancelled=stopped, sources={"rollouts": orders.metrics_text})
             if stopped():
                 return
-            state.promote(bundles)  # a bundle that could not be served is not served after the next start either
+            if not state.promoted():  # bundles that could not be served are not recorded
+                state.promote(bundles)
             with orders:
                 on_ready(service)
                 service.run(stopped)
