@@ -147,7 +147,7 @@ class TestServer:
         with running, TritonConnection(running.grpc_url) as connection, ThreadPoolExecutor(1) as pool:
             images = as_bytes(flat_png(7000, 7000))
             answer = pool.submit(connection.infer, "gmmvit_preprocess", "IMAGE", images, output="pixels")
-            wait_until(lambda: "python3" in kinds_of(running.pid).values(), "a process that decodes the image")
+            wait_until(lambda: "large images" in kinds_of(running.pid).values(), "a process that decodes the image")
             running.stop()
             assert answer.result().shape == (1, 32, 32, 3)
 
