@@ -15,7 +15,11 @@ After a third of the time, a worker is killed with SIGKILL: a request that was o
 again may fail, and is counted apart; that takes at most a minute. After two thirds, ``gmmvit rollout --name`` gives a
 model another bundle. A lost request, a wrong answer and a failed rollout make the result INVALID and the exit status 1.
 
+``--memory`` measures another service instead, after a minute without load: that of N ViT-S for images of 224 pixels, in
+float32, with Gaussian mixture masks and random weights. The memory of a process is its proportional set size.
+
     python benchmarks/ten_models.py [--minutes 10] [--rate 30] [--check] [--output RESULT]
+    python benchmarks/ten_models.py --memory N [--output RESULT]
 """
 
 from __future__ import annotations
@@ -23,8 +27,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -61,6 +67,8 @@ from tests.conftest import cifar_options
 from tests.golden_files import golden
 from tests.hugging_face.folders import saved
 from tests.models.families.custom.own_files import ARGUMENTS, LABELS, own_file, save_weights
+from tests.random_bundles import bundle_of, random_vit
+from tests.serving.commands import Serve, kinds_of
 from tests.serving.rollout.state_service import StateService, processes
 
 AUTHORIZATION = {"authorization": f"Bearer {KEY}"}
@@ -71,6 +79,8 @@ TENSORS = ("timm", "hf-vit")
 KILLED, EXCHANGED, NEW = "vit", "timm", "vit"
 """The model whose worker is killed, and the model that gets the bundle of another."""
 _TOLERANCE, _DEADLINE_S, _SHOWN = 1e-4, 30.0, 20
+_REST_S = 60.0
+"""The time without requests before memory is measured; a decoder that is not needed ends after 30 s."""
 _RESTART_S, _READY_S = 300.0, 60.0
 """The seconds after the kill for which the run waits, and within which all models must answer again."""
 
@@ -305,11 +315,38 @@ def problems(result: Mapping[str, Any]) -> list[str]:
     return reasons
 
 
+def memory_of_vit_s(count: int, folder: Path) -> dict[str, Any]:
+    """Serve as many ViT-S, and return the memory of each kind of process after a minute without requests, in MiB."""
+    sizes = {"dim": 384, "head_dim": 64, "mlp_dim": 1536, "heads": 6, "depth": 12, "patch_size": 16, "image_size": 224}
+    bundle = bundle_of(random_vit(**sizes), folder)
+    memory: dict[str, list[float]] = {}
+    with Serve(None, *(f"vit{number}={bundle.path}" for number in range(count)), stderr=subprocess.DEVNULL) as service:
+        where = service.ready()
+        time.sleep(_REST_S)
+        for pid, kind in kinds_of(service.process.pid).items():
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
+            mebibytes = int(rollup.partition("\nPss:")[2].split()[0]) / 1024
+            memory.setdefault(re.sub("vit[0-9]+", "vit", kind), []).append(mebibytes)
+    total = sum(map(sum, memory.values()))
+    weights = bundle.onnx_path.stat().st_size / 2**20
+    for kind, of_processes in memory.items():
+        print(f"{kind}: {len(of_processes)} x {np.mean(of_processes):.0f} MiB")
+    print(f"{count} models ({where['models'][0]['runner']}), each with {weights:.0f} MiB of weights: {total:.0f} MiB")
+    return {"memory_mib": memory, "total_mib": total, "weights_mib": weights}
+
+
 def main() -> None:
     parser = script_parser(__doc__, __file__)
+    parser.add_argument("--memory", type=int, default=0, metavar="N", help="only measure the memory of N ViT-S")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--rate", type=float, default=30.0, help="requests a second of all clients")
     arguments = parsed(parser, minutes=0.1)
+    if arguments.memory:
+        output = arguments.output.with_stem(f"{arguments.output.stem}_memory")
+        card = run_card.written(output, Path(__file__).name, timed=False, models=arguments.memory, rest_s=_REST_S)
+        with card as results, tempfile.TemporaryDirectory() as temporary:
+            results |= memory_of_vit_s(arguments.memory, Path(temporary))
+        return
     settings = {"minutes": arguments.minutes, "rate": arguments.rate}
     card = run_card.written(arguments.output, Path(__file__).name, timed=False, **settings)
     with card as results, tempfile.TemporaryDirectory() as temporary:

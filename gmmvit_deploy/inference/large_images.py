@@ -9,7 +9,8 @@ the request later.
 The turns keep a request with a single photograph from waiting for all images of the request before it. Each thread
 passes its images to a `Decoder`, a process of low priority: small images and the network get the processor first. A
 thread of low priority in the model's own process would not do, because it keeps the interpreter lock, and the lock on
-the memory map, while other programs use the processor.
+the memory map, while other programs use the processor. A thread takes the decoder that was used last, and one that
+nobody needs for a while ends.
 
 ``python -m`` runs this module as the process of a `Decoder`, with the arguments of ``pixels_from_bytes`` in JSON.
 """
@@ -23,6 +24,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,6 +35,8 @@ from .preprocess import UnusableImage, pixels_from_bytes
 
 NICENESS = 10
 """Linux's niceness of a decoder, from 0 (as the server) to 19 (only otherwise idle processors)."""
+_IDLE_S = 30.0
+"""A decoder that had no image for this time ends."""
 _LENGTH = struct.Struct("<I")
 _PIXELS, _REASON = b"p", b"r"
 
@@ -60,6 +64,8 @@ class LargeImages:
         self.pixels = 0
         self._target = dict(target or {})
         self._waiting: deque[Job] = deque()
+        self._decoders: deque[tuple[float, Decoder]] = deque()
+        """(when it was used, decoder) of those that no thread uses, the last one used at the end."""
         self._closed = False
         self._changed = threading.Condition()
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(threads)]
@@ -84,16 +90,19 @@ class LargeImages:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+        self._end_decoders(idle_s=0)
 
     def _work(self) -> None:
-        decoder = Decoder(self._target)
         while (taken := self._next_step()) is not None:
             job, step = taken
+            with self._changed:
+                decoder = self._decoders.pop()[1] if self._decoders else Decoder(self._target)
             # Whatever happens, the thread lives and the room is given back: without them, no large image is answered
             # any more, while the server is ready.
             with _logged_errors():  # `finish` refuses images without pixels
                 step(decoder)
             with self._changed:
+                self._decoders.append((time.monotonic(), decoder))
                 job.unfinished -= 1
                 last = job.unfinished == 0
             if last:
@@ -101,7 +110,6 @@ class LargeImages:
                     job.finish()
                 with self._changed:
                     self.pixels -= job.pixels
-        decoder.close()
 
     def _next_step(self) -> tuple[Job, Callable[[Any], None]] | None:
         """Wait for a step; return None when no step is left after `close`."""
@@ -109,13 +117,18 @@ class LargeImages:
             while not self._waiting:
                 if self._closed:
                     return None
-                self._changed.wait()
+                self._end_decoders(idle_s=_IDLE_S)
+                self._changed.wait(_IDLE_S)
             job = self._waiting.popleft()
             step = job.steps.popleft()
             if job.steps:
                 self._waiting.append(job)
                 self._changed.notify()
             return job, step
+
+    def _end_decoders(self, *, idle_s: float) -> None:
+        while self._decoders and time.monotonic() - self._decoders[0][0] >= idle_s:
+            self._decoders.popleft()[1].close()
 
 
 @contextlib.contextmanager

@@ -26,8 +26,8 @@ class RepositoryOptions:
     instances: the number of copies of the network that run in parallel.
     threads: the number of threads of the runtime in an instance; 0 means a thread for each core: of the server with the
     python backend, of this machine with the onnxruntime backend, whose configuration must state a number.
-    chunk: the maximum number of images that a core computes at once, a power of two; 0 means 4 in ONNX Runtime and 8
-    in OpenVINO. For the python backend.
+    chunk: the maximum number of images that a core computes at once, a power of two; 0 means 4 in ONNX Runtime, and
+    8 in OpenVINO, or 2 for a large network. For the python backend.
     preprocess_threads: the number of threads that decode small images, and of processes that decode large images; 0
     means as many as the server has cores.
     request_pixels: the maximum number of pixels in the images of a request, before or after resizing, whichever is

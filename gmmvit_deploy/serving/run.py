@@ -15,6 +15,7 @@ from gmmvit_deploy.bundle.artifacts import MANIFEST_FILE, Bundle, open_bundle
 from gmmvit_deploy.errors import BundleError, ServerError
 from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
+from gmmvit_deploy.runtimes.programs.memory import release_memory
 from gmmvit_deploy.serving.gateway.options import GatewaySettings, require_insecure
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
 from gmmvit_deploy.serving.named_bundles import LeaveOut, named_paths, or_left_out
@@ -172,6 +173,7 @@ class BundleServers:
                     self.on_note(line if len(bundles) == 1 else f"{served}: {line}")
         if not written:
             raise ServerError("this server can load none of the bundles")
+        release_memory()  # of the graphs that were read to choose runners: three times the weights of the largest
 
         def removed(failed: Mapping[str, str]) -> bool:
             broken = {served: failed.keys() & set(made.models) for served, made in written.items()}

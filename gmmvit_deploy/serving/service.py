@@ -61,37 +61,53 @@ class Replica:
         listener: socket.socket | None = None,
         cancelled: Callable[[], bool],
     ) -> None:
-        """Start the server, then the front, and wait until both are ready, or until ``cancelled`` returns True.
+        """Start the server and the front, and wait until both are ready, or until ``cancelled`` returns True.
 
         gateway: passes requests to both, or None.  listener: the socket of a front without a gateway; with neither,
         no front is started.  note: called with the reason why no front is offered.
         Errors: those of `TritonServer.start`; ServerError when the front does not start.
         """
+        self.server.check_repository()
+        self.front = self._front(gateway, listener, note)  # it loads its packages while the server loads the models
         self.server.start(cancelled=cancelled)
-        if cancelled() or (gateway is None and listener is None):
+        if self.front is None or cancelled():
             return
         models = self.server.models.with_images()
-        if not models:
+        if not models:  # those that take images could not be loaded
+            self.front.stop()
+            self.front = None
             note(f"{_NOT_OFFERED}: {_NO_IMAGES}")
             return
+        body_bytes = DEFAULT_BODY_BYTES if gateway is None else gateway.settings.max_body_bytes
+        self.front.serve(
+            FrontOptions(
+                triton_url=self.server.grpc_url,
+                metrics_url=self.server.metrics_url,
+                models=models,
+                max_body_bytes=body_bytes,
+                max_buffered_bytes=max(DEFAULT_BUFFERED_BYTES, body_bytes),
+            )
+        )
+        self.front.wait_ready(cancelled=cancelled)
+
+    def _front(
+        self, gateway: Gateway | None, listener: socket.socket | None, note: Callable[[str], None]
+    ) -> FrontProcess | None:
+        """Start a front without options; return None, with a note of the reason, if no front is offered."""
+        if gateway is None and listener is None:
+            return None
+        if not self.server.models.with_images():
+            note(f"{_NOT_OFFERED}: {_NO_IMAGES}")
+            return None
         if gateway is not None and gateway.upstreams is not None and not gateway.upstreams.with_fronts:
             note(f"{_NOT_OFFERED} before a restart: the first bundle takes no images")
-            return
-        body_bytes = DEFAULT_BODY_BYTES if gateway is None else gateway.settings.max_body_bytes
-        options = FrontOptions(
-            triton_url=self.server.grpc_url,
-            metrics_url=self.server.metrics_url,
-            models=models,
-            max_body_bytes=body_bytes,
-            max_buffered_bytes=max(DEFAULT_BUFFERED_BYTES, body_bytes),
-        )
-        secret = None if gateway is None else gateway.front_secret
+            return None
         try:
-            self.front = FrontProcess(options, secret, listener=listener, on_log_line=note)
+            secret = None if gateway is None else gateway.front_secret
+            return FrontProcess(None, secret, listener=listener, on_log_line=note)
         except MissingDependencyError as exc:
             note(f"{_NOT_OFFERED}: {exc}")
-            return
-        self.front.wait_ready(cancelled=cancelled)
+            return None
 
     def step(self, stopped: Callable[[], bool]) -> None:
         """Restart what is dead; call it often.  Errors: ServerError when a part does not stay alive."""

@@ -13,6 +13,8 @@ from onnx import numpy_helper
 
 from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE, Bundle
 from gmmvit_deploy.errors import RepositoryError, ServerError
+from gmmvit_deploy.inference.openvino_program import CHUNK
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
@@ -86,11 +88,17 @@ def test_a_wrong_network_ends_the_start(bundle: Bundle, tmp_path: Path) -> None:
     assert "type gmmvit repository BUNDLE" in missing.value.hint
 
 
-def test_a_network_with_other_outputs_than_pytorch_is_not_served(bundle: Bundle, tmp_path: Path) -> None:
-    repository = repository_from_bundle(bundle, tmp_path / "models", RepositoryOptions(threads=1))
+@pytest.mark.parametrize(("first", "size"), [(0, 1), (1, CHUNK)], ids=["for an image", "only for a batch"])
+def test_a_network_with_other_outputs_than_pytorch_is_not_served(
+    first: int, size: int, bundle: Bundle, tmp_path: Path
+) -> None:
+    repository = repository_from_bundle(
+        bundle, tmp_path / "models", RepositoryOptions(runner=RunnerName("openvino"), threads=1)
+    )
     golden = repository.path / "gmmvit_network" / "1" / "golden.npz"
     with np.load(golden) as stored:
         arrays = dict(stored)
-    np.savez(golden, **{**arrays, "logits": arrays["logits"] + 1})
-    with pytest.raises(ServerError, match=r"the network is wrong on this server: .* by 1; expected at most"):
+    arrays["logits"][first:] += 1
+    np.savez(golden, **arrays)
+    with pytest.raises(ServerError, match=rf"wrong on this server: .* in a batch of {size}, .* by 1; expected at most"):
         TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)).start()

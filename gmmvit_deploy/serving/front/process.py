@@ -12,11 +12,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 
 import gmmvit_deploy
-from gmmvit_deploy.errors import ServerError
-from gmmvit_deploy.extras import require
+from gmmvit_deploy.errors import MissingDependencyError, ServerError
 from gmmvit_deploy.serving._local_http import answers
 from gmmvit_deploy.serving._metric_text import metric_text
 from gmmvit_deploy.serving.front.options import CLASSIFY_PATH, READY_PATH, FrontOptions
@@ -40,27 +40,28 @@ class FrontProcess:
 
     def __init__(
         self,
-        options: FrontOptions,
+        options: FrontOptions | None,
         secret: str | None,
         *,
         listener: socket.socket | None = None,
         on_log_line: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """secret: of the header `FRONT_HEADER`, which the gateway adds to each request; None: without a gateway.
+        """options: None loads the program alone, which takes a second, and `serve` gives the options.
+        secret: of the header `FRONT_HEADER`, which the gateway adds to each request; None: without a gateway.
         listener: the socket to listen on, which `stop` closes; None opens a free port of 127.0.0.1.
         on_log_line: called with a sentence when the front is started again.
         Errors: MissingDependencyError when a package of the extra ``serve`` is not installed.
         """
         for package in _PACKAGES:
-            require(package, package=package.replace("_", "-"), extra="serve")
-        self.options, self._secret, self._note = options, secret, on_log_line
+            if find_spec(package) is None:
+                raise MissingDependencyError(package.replace("_", "-"), extra="serve")
+        self._options, self._secret, self._note = options, secret, on_log_line
         self._listener = listener or listening_socket(_HOST, 0, "HTTP endpoint")
         self._host, self.port = self._listener.getsockname()[:2]
         self._restarts = Restarts("the HTTP endpoint")
         self._start()
 
     def _start(self) -> None:
-        settings = {"secret": self._secret, "socket": self._listener.fileno(), "options": asdict(self.options)}
         self._process = launched(
             [sys.executable, "-m", f"{__package__}._app"],
             stdin=subprocess.PIPE,
@@ -68,6 +69,13 @@ class FrontProcess:
             cwd="/",  # so that no file of the user's folder is imported
             env={**os.environ, "PYTHONPATH": _import_path(), "PYTHONDONTWRITEBYTECODE": "1"},
         )
+        if self._options is not None:
+            self.serve(self._options)
+
+    def serve(self, options: FrontOptions) -> None:
+        """Answer requests with these options, once.  A front that is started again gets the same."""
+        self._options = options
+        settings = {"secret": self._secret, "socket": self._listener.fileno(), "options": asdict(options)}
         with contextlib.suppress(BrokenPipeError), self._process.stdin or contextlib.nullcontext() as stdin:
             if stdin is not None:
                 stdin.write(json.dumps(settings) + "\n")
@@ -83,7 +91,8 @@ class FrontProcess:
     @property
     def front(self) -> Front:
         """What the gateway must know about the front."""
-        return Front(port=self.port, secret=self._secret or "", models=self.options.models)
+        models = self._options.models if self._options is not None else ()
+        return Front(port=self.port, secret=self._secret or "", models=models)
 
     @property
     def restarts(self) -> int:

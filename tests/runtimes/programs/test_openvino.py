@@ -21,7 +21,7 @@ from gmmvit_deploy.exporting.golden import fresh_inputs
 from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.inference.int8_products import int8_saturates
 from gmmvit_deploy.inference.onnxruntime_program import OnnxRuntimeProgram
-from gmmvit_deploy.inference.openvino_program import CHUNK, OpenVinoProgram
+from gmmvit_deploy.inference.openvino_program import CHUNK, CHUNK_OF_LARGE, OpenVinoProgram
 from gmmvit_deploy.inference.precision import SPECS
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.families.vit import VIT
@@ -155,6 +155,24 @@ def test_what_is_prepared_need_not_be_compiled_later(bundle: Bundle, monkeypatch
         assert program.run(inputs[:rows]).shape[0] == rows
     with pytest.raises(AssertionError, match="compiled while"):
         program._prepared(CHUNK, 7)  # so the assertion above can fail
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(128, CHUNK_OF_LARGE), (64, CHUNK)], ids=["large", "few tokens"])
+def test_a_large_network_is_compiled_for_fewer_rows_as_each_size_has_its_own_copy_of_the_weights(
+    tokens: int, rows: int
+) -> None:
+    import openvino
+    from openvino import opset13 as ops
+
+    generator = np.random.default_rng(0)
+    weights = generator.standard_normal((400, 25_000), dtype=np.float32)
+    images = ops.parameter([-1, tokens, 400], openvino.Type.f32)
+    mean = ops.reduce_mean(ops.matmul(images, ops.constant(weights), False, False), np.array([1]))
+    program = OpenVinoProgram(openvino.Model([mean], [images]), hint="f32", threads=1)
+    program.prepare(64)
+    assert max(size for size, _ in program._requests) == program.chunk == rows
+    batch = generator.standard_normal((3, tokens, 400), dtype=np.float32)
+    np.testing.assert_allclose(program.run(batch), batch.mean(1) @ weights, atol=1e-3)
 
 
 def test_a_graph_that_cannot_be_read(bundle: Bundle, tmp_path: Path) -> None:
