@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_DEMO := .venv/.installed-demo
 
-.PHONY: demo test test-fast test-rest test-all check docs format hooks release bench clean
+.PHONY: demo test test-fast test-rest test-all check docs format hooks release wheels bench clean
 
 # The developers' tools are installed with all that the demo needs.
 demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(INSTALLED_DEMO))
@@ -68,10 +68,14 @@ format: $(INSTALLED)
 hooks: $(INSTALLED)
 	git config core.hooksPath .githooks
 
-# Build what a release uploads, check it, and use it with every supported Python of this machine. PyTorch is
-# installed for each of them. make release ARGS="--python 3.11 --rehearsal": with this Python, before the release.
+# Build what a release uploads, check it, and use the wheel of this platform with every supported Python of this
+# machine. PyTorch is installed for each of them. make release ARGS="--python 3.11 --rehearsal": with this Python, before the release.
 release: $(INSTALLED)
 	PYTHONPATH=.ci $(BIN)/python -m release $(ARGS)
+
+# Build into dist, and do no more: the pure wheel, and those that hold compiled CPU kernels (x86-64, 64-bit ARM).
+wheels: $(INSTALLED)
+	PYTHONPATH=.ci $(BIN)/python -m release --build-only --rehearsal
 
 # Run in this order. Two more need a GPU, and before_after.py needs a second checkout.
 BENCHMARKS := engines parity_limits fastest_cpu mask_cost served where_time_goes timm_models timm_sweep one_image \
