@@ -114,13 +114,14 @@ $(GPU)/parity.html: $(GPU)/engine/model.plan
 	$(BIN)/gmmvit parity $(BUNDLE) $(ENGINE) eager-gpu,$(FLAVOR) --report $@
 
 $(GPU)/bench.json: $(GPU)/engine/model.plan
-	$(BIN)/gmmvit bench $(BUNDLE) $(ENGINE) eager-gpu,compile-gpu,$(FLAVOR) --synthetic --batch 1,8,64 \
+	$(BIN)/gmmvit bench $(BUNDLE) $(ENGINE) eager-gpu,compile-gpu,$(FLAVOR) --synthetic --samples 64 --batch 1,8,64 \
 	  --rounds 5 --seconds 2 --output $@
 
 # Of the whole GPU, in MiB, five times a second.
 $(GPU)/memory.txt: $(GPU)/engine/model.plan
 	nvidia-smi --id=0 --query-gpu=memory.used --format=csv,noheader,nounits --loop-ms=200 >$@ & sampler=$$!; \
-	  $(BIN)/gmmvit bench $(BUNDLE) $(ENGINE) $(FLAVOR) --synthetic --no-roofline --rounds 3 --seconds 1; \
+	  $(BIN)/gmmvit bench $(BUNDLE) $(ENGINE) $(FLAVOR) --synthetic --samples 64 --batch 64 --no-roofline \
+	  --rounds 3 --seconds 1; \
 	  status=$$?; kill $$sampler; exit $$status
 	@echo "GPU memory: $$(head -1 $@) MiB before, at most $$(sort -n $@ | tail -1) MiB with the engine"
 
