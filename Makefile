@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_DEMO := .venv/.installed-demo
 
-.PHONY: demo test test-fast test-rest test-all check docs format hooks release bench clean
+.PHONY: demo test test-fast test-rest test-all check docs format hooks release wheels bench gpu clean
 
 # The developers' tools are installed with all that the demo needs.
 demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(INSTALLED_DEMO))
@@ -68,10 +68,14 @@ format: $(INSTALLED)
 hooks: $(INSTALLED)
 	git config core.hooksPath .githooks
 
-# Build what a release uploads, check it, and use it with every supported Python of this machine. PyTorch is
-# installed for each of them. make release ARGS="--python 3.11 --rehearsal": with this Python, before the release.
+# Build what a release uploads, check it, and use the wheel of this platform with every supported Python of this
+# machine. PyTorch is installed for each of them. make release ARGS="--python 3.11 --rehearsal": with this Python, before the release.
 release: $(INSTALLED)
 	PYTHONPATH=.ci $(BIN)/python -m release $(ARGS)
+
+# Build into dist, and do no more: the pure wheel, and those that hold compiled CPU kernels (x86-64, 64-bit ARM).
+wheels: $(INSTALLED)
+	PYTHONPATH=.ci $(BIN)/python -m release --build-only --rehearsal
 
 # Run in this order. Two more need a GPU, and before_after.py needs a second checkout.
 BENCHMARKS := engines parity_limits fastest_cpu mask_cost served where_time_goes timm_models timm_sweep one_image \
@@ -83,8 +87,49 @@ bench: $(INSTALLED)
 	  for script in fastest_gpu masked_attention_gpu; do $(BIN)/python benchmarks/$$script.py; done; \
 	else echo "no GPU here: fastest_gpu.py and masked_attention_gpu.py are left out"; fi
 
+# On a machine with an NVIDIA GPU and TensorRT (.venv/bin/pip install tensorrt): build an engine of a ViT-S in fp16,
+# compare its logits, measure latency and memory, then run the tests that need a GPU, in at most eight minutes. The
+# bundle before them needs no GPU. Without a GPU, this is a rehearsal: it ends where the engine is built. On a GeForce or
+# workstation GPU, make gpu FLAVOR=tensorrt-rtx needs no further package.
+FLAVOR := tensorrt
+GPU := gpu-output
+BUNDLE := $(GPU)/bundle
+ENGINE := --engine $(GPU)/engine --runner
+GPU_TESTS := $(BIN)/python -m pytest -m "gpu and not nightly"
+
+gpu: $(BUNDLE)/graphs/fp16.onnx
+	$(GPU_TESTS) --collect-only --quiet --quiet
+	rm -rf $(GPU)/engine $(GPU)/*.*
+	timeout 480 $(MAKE) --no-print-directory --keep-going $(addprefix $(GPU)/,parity.html bench.json memory.txt tests.xml)
+
+$(BUNDLE)/graphs/fp16.onnx: | $(INSTALLED)
+	$(BIN)/python -c "import gmmvit_deploy, timm, torch; torch.manual_seed(0); \
+	  gmmvit_deploy.export(timm.create_model('vit_small_patch16_224').eval(), '$(BUNDLE)', mean=[0.5] * 3, std=[0.5] * 3, \
+	  example=torch.zeros(1, 3, 224, 224), resize='stretch-bilinear', precisions='fp16', force=True)"
+
+$(GPU)/engine/model.plan:
+	$(BIN)/gmmvit build $(BUNDLE) --precision fp16 --flavor $(FLAVOR) --batch 1:8:64 -o $(GPU)/engine
+
+$(GPU)/parity.html: $(GPU)/engine/model.plan
+	$(BIN)/gmmvit parity $(BUNDLE) $(ENGINE) eager-gpu,$(FLAVOR) --report $@
+
+$(GPU)/bench.json: $(GPU)/engine/model.plan
+	$(BIN)/gmmvit bench $(BUNDLE) $(ENGINE) eager-gpu,compile-gpu,$(FLAVOR) --synthetic --samples 64 --batch 1,8,64 \
+	  --rounds 5 --seconds 2 --output $@
+
+# Of the whole GPU, in MiB, five times a second.
+$(GPU)/memory.txt: $(GPU)/engine/model.plan
+	nvidia-smi --id=0 --query-gpu=memory.used --format=csv,noheader,nounits --loop-ms=200 >$@ & sampler=$$!; \
+	  $(BIN)/gmmvit bench $(BUNDLE) $(ENGINE) $(FLAVOR) --synthetic --samples 64 --batch 64 --no-roofline \
+	  --rounds 3 --seconds 1; \
+	  status=$$?; kill $$sampler; exit $$status
+	@echo "GPU memory: $$(head -1 $@) MiB before, at most $$(sort -n $@ | tail -1) MiB with the engine"
+
+$(GPU)/tests.xml:
+	$(GPU_TESTS) --junit-xml $@
+
 clean:
-	rm -rf .venv .venv-kserve demo-output dist docs/site docs/.cache
+	rm -rf .venv .venv-kserve demo-output gpu-output dist docs/site docs/.cache
 
 $(INSTALLED): EXTRA := dev
 $(INSTALLED_DEMO): EXTRA := bench,demo

@@ -297,7 +297,7 @@ def _openvino() -> str:
 
 
 def _kernels() -> str:
-    """Compile and load this project's CPU kernels, and return how they compute."""
+    """Load this project's CPU kernels, compile them if need be, and return how they compute."""
     path, why = openvino_library()
     if path is None:
         if TRY_AGAIN in why:
@@ -308,7 +308,7 @@ def _kernels() -> str:
     kernels, how = our_kernels("bf16")
     if kernels is None:
         raise GmmvitError(how)
-    return f"attention up to {how} with {kernels.instruction_set}; compiled to {path}"
+    return f"attention up to {how} with {kernels.instruction_set}; {path}"
 
 
 def _client(protocol: str) -> str:

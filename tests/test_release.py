@@ -73,7 +73,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     ):
         (repository / name).parent.mkdir(exist_ok=True)
         (repository / name).touch()
-    archives = build(repository, tmp_path_factory.mktemp("dist"))
+    archives = build(repository, tmp_path_factory.mktemp("dist"), platforms=[])
     return Built(archives, tracked_files(repository), package_version(repository))
 
 
@@ -81,7 +81,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.mark.integration
 def test_archives_hold_the_tracked_files_and_no_others(built: Built) -> None:
     check_metadata(built.archives)
-    check_wheel(built.archives.wheel, built.tracked, built.version)
+    check_wheel(built.archives.wheels[0], built.tracked, built.version)
     check_sdist(built.archives.sdist, built.tracked, built.version)
 
 
@@ -89,7 +89,7 @@ def test_archives_hold_the_tracked_files_and_no_others(built: Built) -> None:
 @pytest.mark.integration
 def test_a_missing_and_a_foreign_file_are_named(built: Built, tmp_path: Path) -> None:
     wheel, sdist = tmp_path / "changed.whl", tmp_path / "changed.tar.gz"
-    with zipfile.ZipFile(built.archives.wheel) as before, zipfile.ZipFile(wheel, "w") as after:
+    with zipfile.ZipFile(built.archives.wheels[0]) as before, zipfile.ZipFile(wheel, "w") as after:
         for name in before.namelist():
             if name != "gmmvit_deploy/py.typed":
                 after.writestr(name, before.read(name))

@@ -1,4 +1,7 @@
-"""Build the sdist and the wheel, and compare their files with those under version control.
+"""Build the sdist and the wheels, and compare their files with those under version control.
+
+The pure wheel runs everywhere; there, a C++ compiler of the user's compiles the CPU kernels.  The wheel of each
+platform also holds the library of the kernels (`compiled_kernels`), and pip prefers it.
 
 The comparison has no list of its own: a package file that is no Python (py.typed, the kernels' C sources, JSON schemas)
 is missed as surely as a module, and a new file needs no entry here.
@@ -7,6 +10,7 @@ is missed as surely as a module, and a new file needs no entry here.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tarfile
@@ -16,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from release.compiled_kernels import PLATFORMS, compiled_kernels
 from release.steps import ReleaseError, run, tracked_files
 
 __all__ = ["Archives", "build", "check_metadata", "check_sdist", "check_wheel"]
@@ -23,20 +28,28 @@ __all__ = ["Archives", "build", "check_metadata", "check_sdist", "check_wheel"]
 _PACKAGES = {"gmmvit_deploy/": "gmmvit_deploy/", "cli/gmmvit_cli/": "gmmvit_cli/"}
 """Folder in the repository → folder in the wheel."""
 _WRITTEN_BY_BUILD = ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")
+_LIBRARY = re.compile(r"gmmvit_deploy/runtimes/kernels/openvino-.*\.so")
+"""The library of the kernels in the wheel of a platform."""
 _LISTED = 5  # names in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archives:
+    """wheels: the pure wheel, then that of each platform."""
+
     sdist: Path
-    wheel: Path
+    wheels: tuple[Path, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.sdist, *self.wheels
 
 
-def build(root: Path, out: Path) -> Archives:
-    """Build the sdist from a copy of the tracked files, and the wheel from the sdist, into ``out``.
+def build(root: Path, out: Path, platforms: Sequence[str] = tuple(PLATFORMS)) -> Archives:
+    """Build the sdist from a copy of the tracked files, and the wheels from the sdist, into ``out``.
 
-    Only a copy keeps files that merely lie in the working tree out of the sdist.  The wheel shows that the sdist is
-    complete.  Errors: ReleaseError.
+    Only a copy keeps files that merely lie in the working tree out of the sdist.  The wheels show that the sdist is
+    complete.  platforms: names in `PLATFORMS`.  Errors: ReleaseError.
     """
     with tempfile.TemporaryDirectory(prefix="gmmvit-release-") as folder:
         sources, built = Path(folder) / "sources", Path(folder) / "dist"
@@ -50,20 +63,26 @@ def build(root: Path, out: Path) -> Archives:
         with tarfile.open(sdist) as archive:
             archive.extractall(Path(folder) / "unpacked", filter="data")
         (unpacked,) = (Path(folder) / "unpacked").iterdir()
-        run([*command, "--wheel", str(unpacked)], "build the wheel", cwd=Path(folder), environment=os.environ)
+        environments = [dict(os.environ)]
+        for platform in platforms:
+            library = compiled_kernels(platform, Path(folder))
+            environments.append({**os.environ, "GMMVIT_KERNELS_IN_WHEEL": str(library)})
+        for environment in environments:
+            run([*command, "--wheel", str(unpacked)], "build the wheel", cwd=Path(folder), environment=environment)
         out.mkdir(parents=True, exist_ok=True)
-        (wheel,) = built.glob("*.whl")
-        return Archives(sdist=Path(shutil.copy2(sdist, out)), wheel=Path(shutil.copy2(wheel, out)))
+        wheels = sorted(built.glob("*.whl"), key=lambda path: path.stat().st_mtime_ns)
+        files = [Path(shutil.copy2(file, out)) for file in (sdist, *wheels)]
+        return Archives(sdist=files[0], wheels=tuple(files[1:]))
 
 
 def check_metadata(archives: Archives) -> None:
     """Run ``twine check --strict``.  Errors: ReleaseError."""
-    files = [str(archives.sdist), str(archives.wheel)]
-    run([sys.executable, "-m", "twine", "check", "--strict", *files], "check the metadata", environment=os.environ)
+    command = [sys.executable, "-m", "twine", "check", "--strict", *map(str, archives.files)]
+    run(command, "check the metadata", environment=os.environ)
 
 
 def check_wheel(wheel: Path, tracked: Sequence[str], version: str) -> None:
-    """Compare the files of the wheel with the tracked files of both packages.
+    """Compare the files of the wheel with the tracked files of both packages, and the wheel's library.
 
     Errors: ReleaseError with the files that are missing and those that do not belong.
     """
@@ -71,7 +90,10 @@ def check_wheel(wheel: Path, tracked: Sequence[str], version: str) -> None:
     for folder, installed in _PACKAGES.items():
         expected |= {installed + name.removeprefix(folder) for name in tracked if name.startswith(folder)}
     with zipfile.ZipFile(wheel) as archive:
-        _compare(wheel, expected, {name for name in archive.namelist() if not name.endswith("/")})
+        files = {name for name in archive.namelist() if not name.endswith("/")}
+    if "-manylinux" in wheel.name:
+        expected.add(next(filter(_LIBRARY.fullmatch, files), _LIBRARY.pattern))
+    _compare(wheel, expected, files)
 
 
 def check_sdist(sdist: Path, tracked: Sequence[str], version: str) -> None:

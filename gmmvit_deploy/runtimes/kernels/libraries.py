@@ -1,8 +1,10 @@
-"""Compile this project's kernels for OpenVINO on first use, and cache the library.
+"""Find the library of this project's kernels for OpenVINO: in the wheel, else in a cache, else compiled on first use.
 
-A compiled OpenVINO operation works with a single version of OpenVINO, so no library is shipped. Compiling needs a C++
-compiler and takes some seconds. OpenVINO's package contains the headers. The library contains the kernels for all
-instruction sets of the processor's architecture, and chooses the best when the program runs (`instruction_sets.c`).
+A compiled OpenVINO operation works with a single version of OpenVINO. A wheel for a platform (`.ci/release`) has a
+library for one version, beside this file. For other versions, and for the wheel without a library, the first use
+compiles: this needs a C++ compiler and takes some seconds. OpenVINO's package contains the headers. The library
+contains the kernels for all instruction sets of the processor's architecture, and chooses the best when the program
+runs (`instruction_sets.c`).
 
     <folder>/openvino-<key>.so       a compiled library
     <folder>/openvino-<key>.failed   a compilation that failed because of the sources: the compiler's error as text
@@ -30,7 +32,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from gmmvit_deploy.extras import require
 from gmmvit_deploy.files.caches import cache_folder
@@ -67,15 +68,31 @@ def openvino_library() -> tuple[Path | None, str]:
     Errors: MissingDependencyError when OpenVINO is not installed.
     """
     openvino = require("openvino", package="openvino", extra="openvino")
+    version = str(openvino.__version__)
+    if (shipped := _HERE / _name_in_wheel(version)).exists():
+        return shipped, ""
     if platform.machine() not in _MACHINES:
         return None, f"our kernels are written for x86-64 and 64-bit ARM, this processor is {platform.machine()}"
     try:
         compiler = shlex.split(os.environ.get("CXX") or "c++") or ["c++"]
-        stem, arguments = _stem(openvino.__version__, compiler), _arguments(openvino)
+        stem, arguments = _stem(version, compiler), _arguments(Path(openvino.__file__).parent)
         return compiled(stem, lambda path: _compile(compiler, [*arguments, "-o", str(path)])), ""
     # `Path.home()` raises RuntimeError when HOME is unset. shlex raises ValueError on an unbalanced quote in $CXX.
     except (OSError, RuntimeError, ValueError, CompileError) as exc:
-        return None, _reason(exc)
+        return None, _reason(exc, version)
+
+
+def compile_for_wheel(openvino: Path, version: str, compiler: list[str], folder: Path) -> Path:
+    """Compile the library that a wheel has beside this file, into ``folder``, and return its path.
+
+    openvino: the folder of OpenVINO's package for the wheel's platform.  version: its ``openvino.__version__``.
+    compiler: the command of a compiler for that platform.
+    Errors: CompileError; FileNotFoundError when the compiler is not installed.
+    """
+    library = folder / _name_in_wheel(version)
+    no_path = f"-ffile-prefix-map={_HERE}=."  # the library names its sources
+    _compile(compiler, [no_path, *_arguments(openvino), "-o", str(library)])
+    return library
 
 
 def empty_kernel_cache() -> list[Path]:
@@ -101,17 +118,32 @@ def _sources() -> list[Path]:
 def _stem(version: str, compiler: list[str]) -> str:
     """Return the name and key of the library, joined by a hyphen.  Errors: OSError when the compiler does not start."""
     answer = subprocess.run([*compiler, "--version"], capture_output=True, text=True, errors="replace", check=False)
+    return f"openvino-{_key(version, [*compiler, answer.stdout, answer.stderr])}"
+
+
+def _name_in_wheel(version: str) -> str:
+    """Return the file name of a library of these sources for this version of OpenVINO, whatever compiled it."""
+    return f"openvino-{_release(version)}-{_key(version, [])}.so"
+
+
+def _release(version: str) -> str:
+    """2026.4.1-22982-e213a147257-releases/2026/4 → 2026.4.1."""
+    return version.partition("-")[0]
+
+
+def _key(version: str, compiler: list[str]) -> str:
     sources = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in _sources()}
-    key = [[*compiler, answer.stdout, answer.stderr], _FLAGS, sources, version]
-    return f"openvino-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
+    return hashlib.sha256(json.dumps([compiler, _FLAGS, sources, version]).encode()).hexdigest()[:16]
 
 
-def _arguments(openvino: Any) -> list[str]:
-    """Return the compiler's arguments but for the output.  Errors: CompileError when OpenVINO has no headers."""
-    root = Path(openvino.__file__).parent
+def _arguments(root: Path) -> list[str]:
+    """Return the compiler's arguments but for the output.
+
+    root: the folder of OpenVINO's package.  Errors: CompileError when it has no headers.
+    """
     libraries = [sorted((root / "libs").glob(pattern))[:1] for pattern in ("libopenvino.so.*", "libtbb.so.*")]
     if not ((root / "include" / "openvino" / "core" / "parallel.hpp").exists() and all(libraries)):
-        raise CompileError(f"OpenVINO {openvino.__version__} is installed without its headers, which pip's package has")
+        raise CompileError(f"{root}: OpenVINO is installed without its headers, which pip's package has")
     parts = [word for path in _sources() if (kind := _LANGUAGES[path.suffix]) for word in ("-x", kind, str(path))]
     return [*_FLAGS, "-isystem", str(root / "include"), *parts, "-x", "none", *(str(one[0]) for one in libraries)]
 
@@ -126,9 +158,13 @@ def _compile(compiler: list[str], arguments: list[str]) -> None:
         raise SourceError(why) if of_sources else CompileError(why)
 
 
-def _reason(exc: Exception) -> str:
+def _reason(exc: Exception, version: str) -> str:
     if isinstance(exc, FileNotFoundError) and exc.filename and os.sep not in str(exc.filename):
-        return f"no C++ compiler: {exc.filename} is not installed; install g++, or set CXX to another compiler"
+        why = f"no C++ compiler: {exc.filename} is not installed; install g++, or set CXX to another compiler"
+        for shipped in _HERE.glob("openvino-*.so"):
+            compiled_for = shipped.name.split("-")[1]
+            why += f", or OpenVINO {compiled_for}: the wheel's library is not for {_release(version)}"
+        return why
     return str(exc)
 
 
