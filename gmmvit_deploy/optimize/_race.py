@@ -144,7 +144,7 @@ class Race:
             if program.name in ON_CPUS and program.precision in CASCADES and program.stages[1] in floats
             if _MIN_GAIN * median(program) < median(self._rival(program))
         ]
-        of_graphs = {}
+        of_graphs: dict[str, RunnerName] = {}
         for program in sorted(firsts, key=median):
             of_graphs.setdefault(program.arithmetic, program)
         return list(of_graphs.values())[:_CASCADES]

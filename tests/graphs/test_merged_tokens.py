@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx
 import onnx_ir as ir
 import pytest
@@ -51,6 +53,19 @@ def merged(tokens: Tensor, counts: Tensor, merge: int) -> tuple[Tensor, Tensor]:
     return torch.cat([a[kept], sums / sizes[:, None]]), torch.cat([a_counts[kept], sizes])
 
 
+def counted(block: Any, tokens: Tensor, counts: Tensor) -> Tensor:
+    """Run a block whose attention counts each patch of a token: with as many copies of its key and value."""
+    before = tokens.shape[1] - len(counts)
+    repeats = torch.cat([torch.ones(before), counts]).long()
+    attention, heads = block.attn, block.attn.num_heads
+    q, k, v = attention.qkv(block.norm1(tokens)).chunk(3, -1)
+    q, k, v = (t[0].unflatten(-1, (heads, -1)).transpose(0, 1) for t in (q, k, v))
+    k, v = (t.repeat_interleave(repeats, 1) for t in (k, v))
+    mixed = ((q @ k.transpose(1, 2) * q.shape[-1] ** -0.5).softmax(-1) @ v).transpose(0, 1).flatten(1)[None]
+    tokens = tokens + block.ls1(attention.proj(mixed))
+    return tokens + block.ls2(block.mlp(block.norm2(tokens)))
+
+
 @torch.no_grad()
 def expected_logits(model: TimmModel, images: Tensor) -> Tensor:
     network = model.network
@@ -60,10 +75,12 @@ def expected_logits(model: TimmModel, images: Tensor) -> Tensor:
         before = tokens.shape[1] - PATCHES
         counts = torch.ones(PATCHES, dtype=torch.float64)
         for number, block in enumerate(network.blocks, 1):
-            tokens = block(tokens)
+            tokens = counted(block, tokens, counts)
             if number in (1, 2):  # of four blocks
                 patches, counts = merged(tokens[0, before:], counts, PATCHES // 4)
                 tokens = torch.cat([tokens[:, :before], patches[None]], 1)
+        if network.global_pool == "map":  # an attention, which counts patches too
+            tokens = tokens.repeat_interleave(counts.long(), 1)
         rows.append(network.forward_head(network.norm(tokens)))
     return torch.cat(rows)
 
@@ -88,4 +105,7 @@ def test_the_graph_merges_as_the_formula_says(name: str) -> None:
 )
 def test_networks_whose_tokens_are_not_merged(name: str, why: str) -> None:
     assert why in why_not_merged(graph_of(timm_model(name)).graph)
+
+
+def test_few_patches_are_not_merged() -> None:
     assert "64 patches are few" in why_not_merged(graph_of(small_model("vit_tiny_patch16_224", 32)).graph)
