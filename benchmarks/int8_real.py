@@ -68,13 +68,15 @@ from benchmarks.shared.straight_export import straight_graph
 from benchmarks.shared.tables_int8 import int8_plot
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.cascades import KEEP_DECISIONS, read_cascade, write_cascade
-from gmmvit_deploy.bundle.variants import open_variant
+from gmmvit_deploy.bundle.variants import forms_in, open_variant, record_of
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.reading import IMAGES_METADATA_KEY, MODEL_METADATA_KEY
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.exporting.cascades import cascade_from_images
+from gmmvit_deploy.exporting.variants import variants_from_bundle
+from gmmvit_deploy.graphs.merged_tokens import why_not_merged
 from gmmvit_deploy.images.data.images import evenly_spaced
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.inference import DEFERRED
@@ -113,8 +115,15 @@ PEERS = {
 OURS = {"static": ["--calibration"], "dynamic": [], "mixed": ["--keep-decisions", "0.98", "--calibration"]}
 """Our kind of int8 → options of ``gmmvit convert``; the calibration images follow ``--calibration``."""
 
-CASCADES = {"cascade 99.8 %": 0.998, "cascade 99.98 %": 0.9998}
-"""Cascade of our static int8 and float32 in OpenVINO with our kernels → the share of the decisions that it targets."""
+STATIC = RunnerName.parse("openvino+kernels:int8-static")
+MERGED = replace(STATIC, form="merged")
+CASCADES = {
+    "cascade 99.8 %": (STATIC, 0.998),
+    "cascade 99.98 %": (STATIC, 0.9998),
+    "cascade merged 99.8 %": (MERGED, 0.998),
+    "cascade merged 99.98 %": (MERGED, 0.9998),
+}
+"""Cascade with float32 in OpenVINO with our kernels → its first program, the share of the decisions that it targets."""
 _ON_IMAGES = (
     REFERENCE,
     "straight openvino bf16",
@@ -129,7 +138,6 @@ _GROUPS = 12
 """The rounds of ``on_images``: each is a part of the judged images."""
 SMALL_SETS = {"calibration": 160, "judged": 16, "shifted": 16}
 """The images of a set with ``--check``: a quarter of the first sets no range, and chooses thresholds."""
-STATIC = RunnerName.parse("openvino+kernels:int8-static")
 _TIMED_BATCHES = {1: 672, 16: 48}
 
 
@@ -207,18 +215,23 @@ class Network:
             self._make(recipe, output, [peers[recipe], script, recipe, straight, calibration, output])
         for kind, options in ((kind, options) for kind, options in OURS.items() if self.wanted(kind)):
             self._convert(kind, [*options, self.required("calibration")] if options else [])
-        if "static" not in self.missing:
-            static = self.bundle("static")
-            with open_runner(STATIC, static) as fast, open_runner("openvino+kernels", static) as exact:
-                source = str(self.required("calibration"))
-                record = cascade_from_images(static, fast, exact, source, keep_decisions=KEEP_DECISIONS)
-            write_cascade(static, STATIC, record)
+        if "static" in self.missing:
+            return
+        static, source = self.bundle("static"), str(self.required("calibration"))
+        if "merged" not in forms_in(static, "int8") and not why_not_merged(ir.load(static.onnx_path).graph):
+            like = record_of(static, "int8", "static")
+            variants_from_bundle(static, ("int8",), source, CALIBRATION_IMAGES, like=like, merged=True)
+        for first in (STATIC, MERGED):
+            if first.form in forms_in(static, "int8"):
+                with open_runner(first, static) as fast, open_runner("openvino+kernels", static) as exact:
+                    record = cascade_from_images(static, fast, exact, source, keep_decisions=KEEP_DECISIONS)
+                write_cascade(static, first, record)
 
-    def cascade(self, keep_decisions: float) -> CascadeRunner:
-        static = self.bundle("static")
-        record = read_cascade(static, STATIC, open_variant(static, "int8", "static").sha256)
-        write_cascade(static, STATIC, record.with_target(keep_decisions))
-        return CascadeRunner(*(open_runner(stage, static) for stage in replace(STATIC, cascade=True).stages))
+    def cascade(self, name: str) -> CascadeRunner:
+        static, (first, keep_decisions) = self.bundle("static"), CASCADES[name]
+        record = read_cascade(static, first, open_variant(static, "int8", first.form).sha256)
+        write_cascade(static, first, record.with_target(keep_decisions))
+        return CascadeRunner(*(open_runner(stage, static) for stage in replace(first, cascade=True).stages))
 
     def _convert(self, kind: str, options: list[Any]) -> None:
         output = self.folder / kind
@@ -260,8 +273,8 @@ class Network:
         for kind in OURS:
             for runner in ("openvino", "openvino+kernels"):
                 loads[f"ours {kind} {runner}"] = partial(_of_kind, self, kind, runner)
-        for name, target in CASCADES.items():
-            loads[name] = partial(_cascade, self, target)
+        for name in CASCADES:
+            loads[name] = partial(_cascade, self, name)
         loads = {name: load for name, load in loads.items() if self.chosen is None or name in self.chosen}
         missing = {
             name: reason for name in loads for made, reason in self.missing.items() if made in name.split(" ")[:2]
@@ -293,13 +306,13 @@ def _of_kind(network: Network, kind: str, runner: str) -> Program:
     return _ours(network.bundle(kind), runner, "int8")
 
 
-def _cascade(network: Network, keep_decisions: float) -> Program:
-    return network.cascade(keep_decisions).run
+def _cascade(network: Network, name: str) -> Program:
+    return network.cascade(name).run
 
 
 def deferred_of(network: Network, name: str, images: np.ndarray, batch: int) -> float:
     """Return the share of uint8 images that a cascade computes again."""
-    with network.cascade(CASCADES[name]) as runner:
+    with network.cascade(name) as runner:
         return float(runner.rows_all(runner.bundle.inputs_from_pixels(images), batch=batch)[DEFERRED].mean())
 
 

@@ -3,7 +3,7 @@
 A variant is the bundle's network in another precision. ``gmmvit convert`` adds its graph and its record to the bundle:
 
     graphs/<precision>.onnx         the graph; for int8, the graph for GPUs
-    graphs/int8-<form>.onnx         a graph for CPUs in int8: ``static``, ``mixed`` or ``dynamic``
+    graphs/int8-<form>.onnx         a graph for CPUs in int8: ``static``, ``mixed``, ``dynamic`` or ``merged``
     graphs/<the same name>.json     the record: hashes of the bundle and the graph, and the effects of the precision
     GRAPH.data                      the weights of a graph with weights of `graphs.weights.EXTERNAL_FROM_BYTES` or more
 
@@ -217,6 +217,8 @@ def open_variant(bundle: Bundle, precision: Precision, form: Form = "") -> Varia
 
 def how_to_convert(bundle: Bundle, precision: Precision, form: Form = "") -> str:
     """Return the hint of an error message: the command that writes a graph into the bundle, in place of its own."""
+    if form == "merged":
+        return f"type gmmvit optimize {bundle.path} --data DATA --calibration IMAGES"
     dynamic = form == "dynamic"
     calibration = " --calibration IMAGES" if precision in CALIBRATED and not dynamic else ""
     gate = " --keep-decisions SHARE" if form == "mixed" else ""

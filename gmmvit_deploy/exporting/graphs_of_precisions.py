@@ -27,6 +27,7 @@ from gmmvit_deploy.graphs.calibration import ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.folded import prove_folded
 from gmmvit_deploy.graphs.masks import prove_masks
+from gmmvit_deploy.graphs.merged_tokens import with_merged_tokens
 from gmmvit_deploy.graphs.quantize import quantize_graph
 from gmmvit_deploy.graphs.roles import require_known_roles
 from gmmvit_deploy.graphs.smoothing import factors_between, smoothed_by
@@ -73,13 +74,14 @@ def prepared_graph(
     calibration: ImageBatches | None = None,
     padded: bool = True,
     for_cpu: bool = False,
+    merged: bool = False,
     recipe: Recipe | None = None,
     gate: Gate | None = None,
     on_progress: OnProgress = ignore,
 ) -> PreparedGraph:
     """Make the graph of a bundle in another precision, without writing a file.
 
-    for_cpu, recipe: as in `graph_from_model`.  The other arguments are as in `variants_from_bundle`.
+    for_cpu, merged, recipe: as in `graph_from_model`.  The other arguments are as in `variants_from_bundle`.
     Errors: as in `graph_from_model`, and InputError when calibration images are missing, when they are given for a
     precision that does not use calibration, or when this process cannot build the model.
     """
@@ -102,6 +104,7 @@ def prepared_graph(
         calibration=calibration,
         padded=padded,
         for_cpu=for_cpu,
+        merged=merged,
         recipe=recipe,
         judge_from=None if gate is None or calibration is None else _judge_from(bundle, gate, calibration),
         multi_label=manifest.task == "multi-label",
@@ -123,6 +126,7 @@ def graph_from_model(
     calibration: Iterable[NDArray[Any]] | None = None,
     padded: bool = True,
     for_cpu: bool = False,
+    merged: bool = False,
     recipe: Recipe | None = None,
     judge_from: Callable[..., Judge] | None = None,
     multi_label: bool = False,
@@ -132,6 +136,7 @@ def graph_from_model(
     """Fold a trained model and export a strongly typed graph.
 
     for_cpu: True for the graph for CPUs of int8, in which names of nodes and constants are those of ``model.onnx``.
+    merged: merge tokens (`graphs.merged_tokens`).
     preprocessing, max_batch: as in `onnx_from_model`.  padded: as in `variants_from_bundle`.
     calibration: batches of the graph's input, for int8 and fp8; None writes the dynamic form of int8.
     recipe: how to quantise to int8; None tries several recipes, and takes the one with the best logits.
@@ -141,7 +146,8 @@ def graph_from_model(
     Errors:
         FoldError: the model does not meet the requirements of a folding pass, or the pass did not fold the model
         completely.
-        ExportError: a check of the graph fails, or an operator has no known role and ``precision`` is not fp32.
+        ExportError: a check of the graph fails, an operator has no known role and ``precision`` is not fp32, or no
+        tokens can be merged.
         InputError: ``calibration`` yields no image, or an activation is not finite for a calibration image.
     """
     types: Precision = "fp32" if for_cpu else precision
@@ -149,6 +155,8 @@ def graph_from_model(
     graph = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
     require_known_roles(graph.graph, precision, what=what)
     records, _ = prove_folded(graph.graph, folded.masks, folded.biases, foreign=folded.model.foreign)
+    if merged:
+        graph = with_merged_tokens(graph)
     notes: dict[str, Any] | None = None
     if calibration is not None:
         if precision == "int8":
@@ -254,7 +262,8 @@ def _before_quantization(bundle: Bundle, record: VariantRecord) -> ir.Model:
     import onnx_ir as ir
 
     if record.form:
-        return ir.load(bundle.onnx_path)
+        graph = ir.load(bundle.onnx_path)
+        return with_merged_tokens(graph) if record.form == "merged" else graph
     manifest = bundle.manifest
     model = model_from_bundle(manifest, bundle.weights_path)
     padded = pad_heads.__name__ in record.passes

@@ -96,6 +96,7 @@ def variants_from_bundle(
     padded: bool = True,
     gate: Gate | None = None,
     like: VariantRecord | None = None,
+    merged: bool = False,
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> list[Variant]:
@@ -111,6 +112,7 @@ def variants_from_bundle(
     mixed form. In the graph for GPUs, these are not quantised; its record says whether the gate holds there.
     like: the record of a calibrated int8 graph, whose recipe is taken, with no projection in a more exact form; None
     tries several recipes. Not with ``gate``.
+    merged: write only the merged form of int8, of the recipe ``like``.
     force: replace existing graphs and records.
     Errors:
         InputError: calibration images are missing, or are given for a precision that does not use calibration; or this
@@ -126,8 +128,13 @@ def variants_from_bundle(
     Returns the graphs that were written, in the order of the precisions, of int8 the one for CPUs first.
     """
     bundle, precisions = open_bundle(bundle), precisions_from(precisions) if precisions else ()
+
+    def form_of(precision: Precision) -> Form:
+        calibrated = calibration is not None and precision in CALIBRATED
+        return "merged" if merged else _form(precision, calibrated=calibrated, gate=gate)
+
     for precision in precisions:
-        _require_free(bundle, precision, _form(precision, calibrated=calibration is not None, gate=gate), force=force)
+        _require_free(bundle, precision, form_of(precision), force=force)
     variants: list[Variant] = []
     for number, precision in enumerate(precisions):
         on_progress(Progress(f"write {precision}", number, len(precisions)))
@@ -139,7 +146,7 @@ def variants_from_bundle(
         variants += _written(
             bundle,
             precision,
-            _form(precision, calibrated=images is not None, gate=gate),
+            form_of(precision),
             calibration=images,
             padded=padded,
             gate=gate if "mixed" in SPECS[precision].forms else None,
@@ -234,7 +241,7 @@ def _written(
         on_progress=on_progress,
     )
     with temporary_folder("convert") as folder:
-        prepared = prepare(for_cpu=bool(form), recipe=recipe)
+        prepared = prepare(for_cpu=bool(form), merged=form == "merged", recipe=recipe)
         if form == "mixed" and not (prepared.calibration or {}).get("moved"):
             form = "static"
             path = bundle.path / graph_file(precision, form)
@@ -245,7 +252,8 @@ def _written(
                 )
         draft = _draft(bundle, precision, form, prepared)
         records = [_recorded(bundle, draft, prepared.model, folder, on_progress)]
-        if form and calibration is not None and (force or not (bundle.path / graph_file(precision)).exists()):
+        of_gpus_too = form not in ("", "merged") and calibration is not None
+        if of_gpus_too and (force or not (bundle.path / graph_file(precision)).exists()):
             del prepared  # each holds the weights
             of_gpus = prepare(recipe=recipe_from(records[0].calibration))
             draft = _draft(bundle, precision, "", of_gpus)

@@ -76,8 +76,9 @@ class _Cast:
                     node.replace_input_with(index, self._as(value, kind, reader=node))
             if node.op_type != "QuantizeLinear":
                 for output in node.outputs:
-                    output.type = _tensor_type(kind)
-                    self._kinds[output] = kind
+                    if output.dtype is None or output.dtype.is_floating_point():  # an ArgMax gives integers
+                        output.type = _tensor_type(kind)
+                        self._kinds[output] = kind
         if self._roles[node] in ("shape", "input") and self._image.intersection(node.inputs):
             self._image.update(node.outputs)
 

@@ -23,8 +23,11 @@ QuantizedType = Literal["int8", "float8_e4m3fn"]
 """Names of numpy and ml_dtypes."""
 Arithmetic = Literal["f32", "bf16"]
 """Data type in which OpenVINO, and this project's CPU kernels, compute: the names are OpenVINO's."""
-Form = Literal["", "static", "mixed", "dynamic"]
-"""The form of a graph for CPUs says how its activations are quantised (`RunnerName`); "" for another graph."""
+Form = Literal["", "static", "mixed", "dynamic", "merged"]
+"""The form of a graph for CPUs says how its activations are quantised (`RunnerName`); "" for another graph.
+
+``merged`` is the static form of the network with merged tokens (`graphs.merged_tokens`).
+"""
 Role = Literal[
     "input",
     "embedding",
@@ -144,7 +147,7 @@ SPECS: Mapping[Precision, PrecisionSpec] = {
         quantized="int8",
         quantized_max=127.0,
         calibrated=True,
-        forms=("static", "mixed", "dynamic"),
+        forms=("static", "mixed", "dynamic", "merged"),
         accuracy_gate=0.99,
         kept_gate=0.97,
         onnxruntime=True,

@@ -31,7 +31,8 @@ class RunnerName:
     precision: of the computation.
     kernels: True if this project's CPU kernels compute the attentions.
     form: of an int8 graph: activations have static ranges, are quantised while the network runs (dynamic), or both
-    (mixed); "" for the first form that the bundle has, and for another precision.
+    (mixed), or have static ranges in a network that merges tokens (merged); "" for the first form that the bundle has,
+    and for another precision.
     cascade: True if nearly undecided images are computed again in float32.
     """
 

@@ -1,10 +1,11 @@
 """Convert what a bundle lacks, and open every runner that this machine can try, each in a precision.
 
-int8 is tried in each of its three forms:
+int8 is tried in each of its forms:
 
     static   activations have ranges, which calibration images set; for every runtime
     mixed    as many projections as a gate needs are in the dynamic form or in float32; for OpenVINO
     dynamic  activations are quantised while the network runs; for OpenVINO, needs no images
+    merged   as static, in a network that merges similar tokens (`graphs.merged_tokens`); for OpenVINO
 
 The fastest int8 or bf16 programs of the CPU are also tried as the first of a cascade (`bundle.cascades`).
 
@@ -25,6 +26,7 @@ from gmmvit_deploy.bundle.variants import forms_in, graph_file, open_variant, re
 from gmmvit_deploy.errors import GmmvitError, InputError, RunnerUnavailableError
 from gmmvit_deploy.exporting.cascades import THRESHOLD_IMAGES, cascade_from_images
 from gmmvit_deploy.exporting.variants import CALIBRATION_IMAGES, variants_from_bundle
+from gmmvit_deploy.graphs.merged_tokens import why_not_merged
 from gmmvit_deploy.inference.precision import CALIBRATED, SPECS, Form, Precision, graph_precision
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.parity.inputs import ImageStream
@@ -106,7 +108,7 @@ def convert_missing(
     for form in held:
         open_variant(bundle, "int8", form)  # one that is damaged or of another bundle is refused
     if calibration is None:
-        why_not |= {("int8", form): _NO_IMAGES for form in ("static", "mixed") if form not in held}
+        why_not |= {("int8", form): _NO_IMAGES for form in ("static", "mixed", "merged") if form not in held}
     else:
         if "mixed" not in held:
             holds = "static" in held and _static_holds(bundle, gate)
@@ -115,6 +117,8 @@ def convert_missing(
         if "static" not in _graphs_in(bundle, "int8"):
             like = record_of(bundle, "int8", "mixed")
             why_not["int8", "static"] = _int8(bundle, "static", calibration, on_progress, like=like)
+        if "merged" not in held:
+            why_not["int8", "merged"] = _merged(bundle, calibration, on_progress)
     if "dynamic" not in held:
         why_not["int8", "dynamic"] = _int8(bundle, "dynamic", None, on_progress)
     if "" not in _graphs_in(bundle, "int8"):  # the graph for GPUs, which a calibrated conversion writes too
@@ -134,6 +138,17 @@ def _static_holds(bundle: Bundle, gate: Gate) -> bool:
 def _mixed(bundle: Bundle, calibration: str, on_progress: OnProgress, *, gate: Gate) -> str:
     why = _int8(bundle, "mixed", calibration, on_progress, gate=gate)
     return why or ("" if "mixed" in _graphs_in(bundle, "int8") else _STATIC_HOLDS)
+
+
+def _merged(bundle: Bundle, calibration: str, on_progress: OnProgress) -> str:
+    import onnx_ir as ir
+
+    like = record_of(bundle, "int8", "static") or record_of(bundle, "int8", "mixed")
+    if not bundle.manifest.has_logits or like is None:
+        return "merged tokens need a cascade, and a graph in the static or mixed form whose recipe is taken"
+    if why := why_not_merged(ir.load(bundle.onnx_path).graph):
+        return why
+    return _int8(bundle, "merged", calibration, on_progress, like=like, merged=True)
 
 
 def _int8(bundle: Bundle, form: Form, calibration: str | None, on_progress: OnProgress, **options: Any) -> str:

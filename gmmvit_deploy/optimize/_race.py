@@ -134,7 +134,9 @@ class Race:
 
     @property
     def firsts(self) -> list[RunnerName]:
-        """The programs to try as the first of a cascade: the fastest whose float32 program is left, at most two."""
+        """The programs to try as the first of a cascade: of each graph the fastest whose float32 program is left, at
+        most two.
+        """
         floats, median = self._floats, self._median_looked
         firsts = [
             program
@@ -142,7 +144,10 @@ class Race:
             if program.name in ON_CPUS and program.precision in CASCADES and program.stages[1] in floats
             if _MIN_GAIN * median(program) < median(self._rival(program))
         ]
-        return sorted(firsts, key=median)[:_CASCADES]
+        of_graphs: dict[str, RunnerName] = {}
+        for program in sorted(firsts, key=median):
+            of_graphs.setdefault(program.arithmetic, program)
+        return list(of_graphs.values())[:_CASCADES]
 
     def add(self, cascades: Mapping[RunnerName, Runner], left_out: Mapping[RunnerName, str]) -> None:
         """Add cascades, but for those whose expected time gains too little."""

@@ -1,0 +1,111 @@
+"""Merging tokens: the graph computes what the formula says, and networks whose tokens have places are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from torch import Tensor
+
+from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
+from gmmvit_deploy.graphs.merged_tokens import why_not_merged, with_merged_tokens
+from gmmvit_deploy.models.families.timm.model import TimmModel
+from gmmvit_deploy.models.families.timm.spec import TimmSpec
+from gmmvit_deploy.models.specs import MaskSpec
+from tests.graphs.small_graphs import run
+from tests.models.families.small_models import random_images
+from tests.timm_graphs import timm_model
+
+pytestmark = pytest.mark.integration
+PATCHES = 196
+
+
+def small_model(name: str, size: int = 56) -> TimmModel:
+    """Return a small model of timm, which has as many patches as a ViT with patches of 16 pixels at 224."""
+    arguments = {"img_size": size, "patch_size": 4, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 5}
+    spec = TimmSpec(architecture=name, model_args=arguments, image_size=size, classes=5, mask=MaskSpec())
+    torch.manual_seed(0)
+    model = TimmModel(spec).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return model
+
+
+def graph_of(model: TimmModel) -> ir.Model:
+    return graph_from_model(model, "fp32", preprocessing=None, max_batch=4).model
+
+
+def merged(tokens: Tensor, counts: Tensor, merge: int) -> tuple[Tensor, Tensor]:
+    """Merge the tokens of the patches of one image (P, C), pair by pair."""
+    a, b, a_counts, b_counts = tokens[::2], tokens[1::2], counts[::2], counts[1::2]
+    cosines = torch.nn.functional.cosine_similarity(a[:, None], b[None], dim=-1)
+    order = cosines.max(1).values.argsort(descending=True).tolist()
+    sums, sizes = b * b_counts[:, None], b_counts.clone()
+    for source in order[:merge]:
+        target = int(cosines[source].argmax())
+        sums[target] += a[source] * a_counts[source]
+        sizes[target] += a_counts[source]
+    kept = order[merge:]
+    return torch.cat([a[kept], sums / sizes[:, None]]), torch.cat([a_counts[kept], sizes])
+
+
+def counted(block: Any, tokens: Tensor, counts: Tensor) -> Tensor:
+    """Run a block whose attention counts each patch of a token: with as many copies of its key and value."""
+    before = tokens.shape[1] - len(counts)
+    repeats = torch.cat([torch.ones(before), counts]).long()
+    attention, heads = block.attn, block.attn.num_heads
+    q, k, v = attention.qkv(block.norm1(tokens)).chunk(3, -1)
+    q, k, v = (t[0].unflatten(-1, (heads, -1)).transpose(0, 1) for t in (q, k, v))
+    k, v = (t.repeat_interleave(repeats, 1) for t in (k, v))
+    mixed = ((q @ k.transpose(1, 2) * q.shape[-1] ** -0.5).softmax(-1) @ v).transpose(0, 1).flatten(1)[None]
+    tokens = tokens + block.ls1(attention.proj(mixed))
+    return tokens + block.ls2(block.mlp(block.norm2(tokens)))
+
+
+@torch.no_grad()
+def expected_logits(model: TimmModel, images: Tensor) -> Tensor:
+    network = model.network
+    rows = []
+    for image in images.double().split(1):
+        tokens = network.norm_pre(network._pos_embed(network.patch_embed(image)))
+        before = tokens.shape[1] - PATCHES
+        counts = torch.ones(PATCHES, dtype=torch.float64)
+        for number, block in enumerate(network.blocks, 1):
+            tokens = counted(block, tokens, counts)
+            if number in (1, 2):  # of four blocks
+                patches, counts = merged(tokens[0, before:], counts, PATCHES // 4)
+                tokens = torch.cat([tokens[:, :before], patches[None]], 1)
+        if network.global_pool == "map":  # an attention, which counts patches too
+            tokens = tokens.repeat_interleave(counts.long(), 1)
+        rows.append(network.forward_head(network.norm(tokens)))
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "vit_medium_patch16_reg4_gap_256", "vit_base_patch16_siglip_224"]
+)
+def test_the_graph_merges_as_the_formula_says(name: str) -> None:
+    model = small_model(name)
+    graph = with_merged_tokens(graph_of(model))
+    onnx.checker.check_model(ir.to_proto(graph), full_check=True)
+    images = random_images(model.spec)
+    logits = run(graph, images)
+    exact = expected_logits(model.double(), torch.from_numpy(images)).numpy()
+    assert abs(logits - exact).max() <= 1e-5 * abs(exact).max()
+    alone = run(graph, images[:1])
+    assert abs(alone - logits[:1]).max() <= 1e-6 * abs(exact).max()  # neighbours of an image do not change its answer
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("swin", "score_bias"), ("eva02", "rotation"), ("resnet", "unknown"), ("convnext", "depthwise")]
+)
+def test_networks_whose_tokens_are_not_merged(name: str, why: str) -> None:
+    assert why in why_not_merged(graph_of(timm_model(name)).graph)
+
+
+def test_few_patches_are_not_merged() -> None:
+    assert "64 patches are few" in why_not_merged(graph_of(small_model("vit_tiny_patch16_224", 32)).graph)
