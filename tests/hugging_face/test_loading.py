@@ -25,6 +25,7 @@ from gmmvit_deploy.errors import CheckpointError, GmmvitError, InputError, SpecE
 from gmmvit_deploy.exporting.options import ExportOptions
 from gmmvit_deploy.models.layers.fused_call import AnsweredAttention
 from gmmvit_deploy.models.sources.hints import LoadHints
+from tests.golden_files import golden
 from tests.hugging_face.folders import ARCHITECTURES, LABELS, edited, saved
 
 pytestmark = pytest.mark.integration
@@ -223,3 +224,15 @@ def test_an_index_that_contradicts_the_parts_is_refused(
     edited(folder, "model.safetensors.index.json", weight_map=break_index(placed))
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(folder)
+
+
+def test_masks_are_built_on_meta_after_transformers_was_used() -> None:
+    """transformers exchanges `torch.linspace` for a while, and PyTorch keeps a list of the functions that it met."""
+    known = torch.utils._device._device_constructors
+    known.cache_clear()
+    try:
+        with torch.device("meta"), transformers.initialization.meta_device_safe_creation_ops():
+            torch.empty(1)
+        assert load_checkpoint(golden("vit_gmm").path).model.spec.mask.kind == "gmm"
+    finally:
+        known.cache_clear()
