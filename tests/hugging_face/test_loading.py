@@ -18,6 +18,8 @@ import torch
 
 pytest.importorskip("transformers")
 import transformers
+from torch.utils import _device
+from transformers.initialization import meta_device_safe_creation_ops
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
@@ -227,11 +229,11 @@ def test_an_index_that_contradicts_the_parts_is_refused(
 
 
 def test_masks_are_built_on_meta_after_transformers_was_used() -> None:
-    """transformers exchanges `torch.linspace` for a while, and PyTorch keeps a list of the functions that it met."""
-    known = torch.utils._device._device_constructors
+    """Its from_pretrained exchanges `torch.linspace`, and PyTorch keeps a list of the functions that it met."""
+    known = _device._device_constructors
     known.cache_clear()
     try:
-        with torch.device("meta"), transformers.initialization.meta_device_safe_creation_ops():
+        with torch.device("meta"), meta_device_safe_creation_ops():
             torch.empty(1)
         assert load_checkpoint(golden("vit_gmm").path).model.spec.mask.kind == "gmm"
     finally:

@@ -250,7 +250,7 @@ def mask_from_spec(mask: MaskSpec, *, heads: int, grid: Grid) -> Mask | None:
         return ElementwiseMask(torch.ones(tokens, tokens) + 0.02 * torch.randn(tokens, tokens), grid=grid)
     shape = (mask.kernels, 1 if mask.shared else heads, 1, 1)
     alpha = 1.0 / mask.kernels + 0.1 * torch.randn(shape)
-    # The device is stated: after a from_pretrained of transformers 5, linspace may ignore ``with torch.device("meta")``.
+    # The device is stated: after transformers' from_pretrained, linspace may ignore ``with torch.device("meta")``.
     widths = torch.linspace(1.0, float(max(rows, columns)), mask.kernels, device=alpha.device).reshape(-1, 1, 1, 1)
     sigma = widths.expand(shape) * (1 + 0.1 * torch.randn(shape))
     if mask.closed_form:
