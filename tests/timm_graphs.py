@@ -26,11 +26,17 @@ from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
 _VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+_DEEP = {"img_size": 56, "patch_size": 4, "embed_dim": 32, "depth": 4, "num_heads": 2}
+"""As many patches as a ViT with patches of 16 pixels has at 224."""
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("vit_tiny_patch16_224", {**_VIT, "embed_dim": 48, "num_heads": 3}),
     "registers": ("vit_medium_patch16_reg4_gap_256", {**_VIT, "init_values": 0.1, "qk_norm": True}),
     "rmsnorm": ("vit_tiny_patch16_224", {**_VIT, "norm_layer": "rmsnorm"}),
     "map_pooling": ("vit_base_patch16_siglip_224", dict(_VIT)),
+    "196_patches": ("vit_tiny_patch16_224", _DEEP),
+    "196_patches_registers": ("vit_medium_patch16_reg4_gap_256", _DEEP),
+    "196_patches_map_pooling": ("vit_base_patch16_siglip_224", _DEEP),
+    "64_patches": ("vit_tiny_patch16_224", {**_DEEP, "img_size": 32}),
     "clip": ("vit_base_patch32_clip_quickgelu_224", dict(_VIT)),
     "swin": (
         "swin_tiny_patch4_window7_224",

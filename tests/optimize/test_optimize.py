@@ -41,10 +41,10 @@ from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import graph_of, open_runner
 from tests.cli.terminal import Answer, gmmvit_here, refused
 from tests.conftest import cifar_options
-from tests.graphs.test_merged_tokens import small_model
 from tests.pages import require_readable_page
 from tests.parity.test_quantised import planted
 from tests.planted.quantised import FAULTS
+from tests.timm_graphs import timm_model
 
 pytestmark = pytest.mark.integration
 IMAGES = 520
@@ -280,10 +280,10 @@ def test_a_plain_vit_merges_tokens_before_a_cascade(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(_race, "_TIMED_BATCHES", {False: 662, True: 12})
     monkeypatch.setattr(_race, "_MIN_GAIN", 0.0)
     monkeypatch.setattr(cascades_of_images, "chosen_threshold", lambda margins, losses, keep: float(np.median(margins)))
-    model = small_model("vit_tiny_patch16_224")
+    model = timm_model("196_patches")
     content = {"model_state_dict": model.state_dict(), MODEL_METADATA_KEY: json.dumps(spec_to_json(model.spec))}
     torch.save(content, tmp_path / "vit.pth")
-    options = cifar_options(labels=tuple("abcde"), resize="stretch-bilinear")
+    options = cifar_options(labels=tuple("abcdefghij"), resize="stretch-bilinear")
     bundle = bundle_from_checkpoint(tmp_path / "vit.pth", tmp_path / "bundle", options)
     for name, seed, count in (("data", 1, 300), ("others", 2, 128)):
         images = np.pad(photographs(seed, count), ((0, 0), (0, 24), (0, 24), (0, 0)), "reflect")
