@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 INSTALLED_DEMO := .venv/.installed-demo
 
-.PHONY: demo test test-fast test-rest test-all check docs format hooks release wheels bench gpu clean
+.PHONY: demo test test-fast test-rest test-all check docs format hooks release wheels bench measure-here gpu clean
 
 # The developers' tools are installed with all that the demo needs.
 demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(INSTALLED_DEMO))
@@ -87,6 +87,11 @@ bench: $(INSTALLED)
 	  for script in fastest_gpu masked_attention_gpu; do $(BIN)/python benchmarks/$$script.py; done; \
 	else echo "no GPU here: fastest_gpu.py and masked_attention_gpu.py are left out"; fi
 
+# Ten minutes of measurements of this machine, from one core to all, beside the committed results: measured-here.
+# make measure-here NNCF=PYTHON: also beside NNCF's int8; the Python of an environment with nncf, openvino and onnx.
+measure-here: $(INSTALLED)
+	$(BIN)/python benchmarks/measure_here.py $(if $(NNCF),--nncf $(NNCF))
+
 # On a machine with an NVIDIA GPU and TensorRT (.venv/bin/pip install tensorrt): build an engine of a ViT-S in fp16,
 # compare its logits, measure latency and memory, then run the tests that need a GPU, in at most eight minutes. The
 # bundle before them needs no GPU. Without a GPU, this is a rehearsal: it ends where the engine is built. On a GeForce or
@@ -129,7 +134,7 @@ $(GPU)/tests.xml:
 	$(GPU_TESTS) --junit-xml $@
 
 clean:
-	rm -rf .venv .venv-kserve demo-output gpu-output dist docs/site docs/.cache
+	rm -rf .venv .venv-kserve demo-output gpu-output measured-here dist docs/site docs/.cache
 
 $(INSTALLED): EXTRA := dev
 $(INSTALLED_DEMO): EXTRA := bench,demo

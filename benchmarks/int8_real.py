@@ -47,6 +47,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -108,6 +109,7 @@ PEERS = {
     "nncf_extremes": ".xml",
     "nncf_accuracy": ".xml",
     "ort_static": ".onnx",
+    "ort_dynamic": ".onnx",
     "modelopt": ".onnx",
     "modelopt_max": ".onnx",
 }
@@ -158,6 +160,11 @@ class Network:
     def tools(self) -> dict[str, dict[str, str]]:
         """Recipe of another project → name of its tool → version."""
         return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.folder.glob("*.json"))}
+
+    @property
+    def minutes(self) -> dict[str, float]:
+        """Name of what a command made → the minutes that it took."""
+        return {path.stem: round(float(path.read_text()) / 60, 1) for path in sorted(self.folder.glob("*.seconds"))}
 
     def wanted(self, made: str) -> bool:
         """Return whether a chosen program runs an int8 graph."""
@@ -251,7 +258,10 @@ class Network:
         if output.exists():
             return
         print(f"{self.name}: {name}", flush=True)
-        if why := why_failed(command):
+        started = time.monotonic()
+        why = why_failed(command)
+        (self.folder / f"{name}.seconds").write_text(f"{time.monotonic() - started:.1f}", encoding="utf-8")
+        if why:
             output.unlink(missing_ok=True)  # a part of a file would count as made
             reason.write_text(why, encoding="utf-8")
             print(f"{self.name}: {name}: not made: {why}", flush=True)
@@ -395,7 +405,7 @@ def judged(network: Network, most: int | None) -> dict[str, Any]:
             for kind, row in rows[name].items():
                 pair = answers[name][kind].argmax(1), answers[plain][kind].argmax(1)
                 row["changed_by_kernels"] = float((pair[0] != pair[1]).mean())
-    return {"programs": rows, "missing": missing, "tools": network.tools}
+    return {"programs": rows, "missing": missing, "tools": network.tools, "minutes": network.minutes}
 
 
 def timed(network: Network, rounds: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ imports nothing of this project. Needs numpy, onnx and, by recipe:
                                                     99.8 % of the decisions are those of float32
     ort_static       pip install onnxruntime sympy  quantize_static with Q/DQ pairs and a scale for each channel, after
                                                     quant_pre_process
+    ort_dynamic      pip install onnxruntime sympy  quantize_dynamic with a scale for each channel, after the same
     modelopt         pip install nvidia-modelopt[onnx]    Model Optimizer with its default, calibrated on the CPU; all
                                                     other operators stay in float32
     modelopt_max     pip install nvidia-modelopt[onnx]    the same with the largest values
@@ -98,6 +99,16 @@ def ort_static(graph: Path, images: np.ndarray, output: Path) -> None:
         quantize_static(prepared, output, Reader(), quant_format=QuantFormat.QDQ, per_channel=True)
 
 
+def ort_dynamic(graph: Path, images: np.ndarray, output: Path) -> None:
+    from onnxruntime.quantization import quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = Path(folder) / "prepared.onnx"
+        quant_pre_process(graph, prepared)
+        quantize_dynamic(prepared, output, per_channel=True)
+
+
 def modelopt(graph: Path, images: np.ndarray, output: Path, **more: Any) -> None:
     from modelopt.onnx.quantization import quantize
 
@@ -119,6 +130,7 @@ RECIPES: dict[str, Callable[[Path, np.ndarray, Path], None]] = {
     "nncf_extremes": nncf_extremes,
     "nncf_accuracy": nncf_accuracy,
     "ort_static": ort_static,
+    "ort_dynamic": ort_dynamic,
     "modelopt": modelopt,
     "modelopt_max": partial(modelopt, calibration_method="max"),
 }
@@ -128,6 +140,7 @@ TOOLS = {
     "nncf_extremes": ("nncf", "openvino"),
     "nncf_accuracy": ("nncf", "openvino"),
     "ort_static": ("onnxruntime",),
+    "ort_dynamic": ("onnxruntime",),
     "modelopt": ("nvidia-modelopt",),
     "modelopt_max": ("nvidia-modelopt",),
 }

@@ -94,16 +94,10 @@ def moved_projections(
     MissingDependencyError when OpenVINO is not installed.
     """
     names = [str(node.name) for node in projections]
-    rows = evenly_spaced(len(judge.images), _MAX_MEASURED)
     timed = judge.images[:_TIMED]
-    errors = {}
-    for number, name in enumerate(names):
-        on_progress(Progress("measure the error of each projection in int8", number, len(names)))
-        alone = graph_with(float32=tuple(other for other in names if other != name))
-        logits = emulated_logits(alone, judge.images[rows], name="the int8 graph")
-        errors[name] = float(((logits - judge.reference[rows]) ** 2).mean())
-    gains = projection_gains(plain, graph_with(), projections, timed)
-    order = sorted(names, key=lambda name: -errors[name] / max(gains[name], _MIN_GAIN_MS))
+    errors: dict[str, float] = {}
+    gains: dict[str, float] = {}
+    order: list[str] = []
     matrices = set(can_be_dynamic(projections))
     max_moves = len(names) + sum(name in matrices for name in names) - 1  # with one more, no projection is in int8
     curve: dict[int, dict[str, Any]] = {}
@@ -139,6 +133,10 @@ def moved_projections(
                 f"{best['db']:.1f} dB",
                 hint="type a lower gate, or use fp32",
             )
+        if not order:
+            errors = _errors(names, graph_with, judge, on_progress)
+            gains = projection_gains(plain, graph_with(), projections, timed)
+            order = sorted(names, key=lambda name: -errors[name] / max(gains[name], _MIN_GAIN_MS))
         failed, count = count, min(max(1, 2 * count), max_moves)
     while count - failed > 1:
         middle = (failed + count) // 2
@@ -161,3 +159,17 @@ def moved_projections(
         "curve": [curve[number] for number in sorted(curve)],
         "projections": len(names),
     }
+
+
+def _errors(
+    names: Sequence[str], graph_with: Callable[..., ir.Model], judge: Judge, on_progress: OnProgress
+) -> dict[str, float]:
+    """Return name of a projection → the mean square error of the logits if only this projection is quantised."""
+    rows = evenly_spaced(len(judge.images), _MAX_MEASURED)
+    errors = {}
+    for number, name in enumerate(names):
+        on_progress(Progress("measure the error of each projection in int8", number, len(names)))
+        alone = graph_with(float32=tuple(other for other in names if other != name))
+        logits = emulated_logits(alone, judge.images[rows], name="the int8 graph")
+        errors[name] = float(((logits - judge.reference[rows]) ** 2).mean())
+    return errors

@@ -14,9 +14,8 @@ other images than the dB do.
 
 A graph for CPUs has zero points where ranges are far from symmetric. TensorRT has none.
 
-The graph is static, with a range for each activation, which is faster. With several recipes, the score of the dynamic
-form (`graphs.quantize`) is recorded as well. With a gate, half of the images are judged, and projections move to the
-dynamic form, or to float32, until the gate holds (`_mixed`).
+The graph is static, with a range for each activation. With a gate, half of the images are judged, and projections move
+to the dynamic form (`graphs.quantize`), or to float32, until the gate holds (`_mixed`).
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.exporting._mixed import Judge, moved_projections
-from gmmvit_deploy.graphs.calibration import RANGES, Calibration, RangeRule, ranges_of
+from gmmvit_deploy.graphs.calibration import RANGES, Calibration, RangeRule, extremes_of_divided, ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.quantize import (
-    can_be_dynamic,
     projections_of,
     quantize_graph,
     weight_matrix,
@@ -57,7 +55,9 @@ _STRENGTHS = (0.0, 0.3, 0.5, 0.7)
 _JUDGED_SHARE = 4
 JUDGED_SHARE_OF_GATE = 2
 _MAX_JUDGED = 64
-_TRIALS = 1 + len(_STRENGTHS) + len(RANGES)
+_TRIALS = len(_STRENGTHS) + len(RANGES)
+_MOMENT_ROWS = 32768
+"""Max rows of all images from which the second moments of an activation are measured: several for each channel."""
 _OF_ANSWERS = ("tried", "gate", "gate_images", "curve", "moved", "projections")
 
 
@@ -90,10 +90,11 @@ class _Workshop:
     ) -> None:
         self._model, self._measured, self._judged = model, measured, judged
         self._zero_points, self._types, self._over_images = zero_points, types, over_images
-        self._plain = calibrate(model, measured, moments=True)
+        self._plain = calibrate(model, measured, moment_rows=-(-_MOMENT_ROWS // len(measured)))
         self._reference = emulated_logits(model, judged, name="the float32 graph")
-        self._of_strength: dict[float, tuple[ir.Model, Calibration]] = {0.0: (model, self._plain)}
-        self._rounded: dict[float, dict[str, NDArray[Any]]] = {}
+        self._smoothed: dict[float, tuple[ir.Model, dict[str, NDArray[Any]]]] = {0.0: (model, {})}
+        self._calibrations: dict[float, Calibration] = {0.0: self._plain}
+        self._rounded: dict[tuple[float, str], NDArray[Any]] = {}
 
     @property
     def images(self) -> int:
@@ -101,8 +102,8 @@ class _Workshop:
 
     def graph(self, recipe: Recipe) -> tuple[ir.Model, dict[str, tuple[float, float]]]:
         """Return (the quantised graph, the range of each activation)."""
-        model, calibration = self._smooth(recipe.smoothing)
-        ranges = dict(ranges_of(calibration, recipe.ranges))
+        model, _ = self._smooth(recipe.smoothing)
+        ranges = dict(self._ranges(recipe))
         rounded = self._round(recipe.smoothing) if recipe.rounding == "compensated" else None
         graph = quantize_graph(
             model,
@@ -123,38 +124,45 @@ class _Workshop:
 
     def forget_all_but(self, strength: float) -> None:
         """Free the memory of other strengths: each holds a copy of the weights."""
-        for known in (self._of_strength, self._rounded):
-            for other in set(known) - {strength, 0.0}:
-                del known[other]
+        kept = {strength, 0.0}
+        self._smoothed = {one: smooth for one, smooth in self._smoothed.items() if one in kept}
+        self._rounded = {key: matrix for key, matrix in self._rounded.items() if key[0] in kept}
 
-    def _smooth(self, strength: float) -> tuple[ir.Model, Calibration]:
-        if strength not in self._of_strength:
+    def _smooth(self, strength: float) -> tuple[ir.Model, dict[str, NDArray[Any]]]:
+        """Return (the smoothed graph, name of an activation → the factor of each channel)."""
+        if strength not in self._smoothed:
             channels = {name: observed.channels for name, observed in self._plain.observed.items()}
-            model, factors = smoothed(self._model, channels, strength)
-            calibration = calibrate(model, self._measured)
-            for name, observed in calibration.observed.items():
-                moments = self._plain.observed[name].moments
-                if moments is not None and name in factors:
-                    moments = moments / (factors[name][:, None] * factors[name])
-                observed.moments = moments
-            self._of_strength[strength] = model, calibration
-        return self._of_strength[strength]
+            self._smoothed[strength] = smoothed(self._model, channels, strength)
+        return self._smoothed[strength]
+
+    def _ranges(self, recipe: Recipe) -> Mapping[str, tuple[float, float]]:
+        model, factors = self._smooth(recipe.smoothing)
+        if recipe.ranges == "extremes":  # factors are powers of two, which change no bit of the other activations
+            return extremes_of_divided(self._plain, factors)
+        if recipe.smoothing not in self._calibrations:
+            self._calibrations[recipe.smoothing] = calibrate(model, self._measured)
+        return ranges_of(self._calibrations[recipe.smoothing], recipe.ranges)
 
     def _round(self, strength: float) -> dict[str, NDArray[Any]]:
         """Return the compensated integers of each weight of a matrix product; convolutions are rounded to nearest."""
-        if strength not in self._rounded:
-            model, calibration = self._smooth(strength)
-            rounded: dict[str, NDArray[Any]] = {}
-            for node in projections_of(model.graph):
-                activation, weight = (str(input_of(node, index).name) for index in (0, 1))
-                moments = calibration.observed[activation].moments
-                if node.op_type != "Conv" and weight not in rounded and moments is not None:
-                    matrix = weight_matrix(node, stored(node.inputs[1]))
-                    rounded[weight] = compensated_rounding(
-                        matrix, moments, weight_scales(matrix, "int8"), largest=SPECS["int8"].quantized_max
-                    )
-            self._rounded[strength] = rounded
-        return self._rounded[strength]
+        model, factors = self._smooth(strength)
+        rounded: dict[str, NDArray[Any]] = {}
+        for node in projections_of(model.graph):
+            activation, weight = (str(input_of(node, index).name) for index in (0, 1))
+            moments = self._plain.observed[activation].moments
+            if node.op_type == "Conv" or weight in rounded or moments is None:
+                continue
+            factor = factors.get(activation)
+            key = (0.0 if factor is None else strength, weight)
+            if key not in self._rounded:
+                if factor is not None:
+                    moments = moments / (factor[:, None] * factor)
+                matrix = weight_matrix(node, stored(node.inputs[1]))
+                self._rounded[key] = compensated_rounding(
+                    matrix, moments, weight_scales(matrix, "int8"), largest=SPECS["int8"].quantized_max
+                )
+            rounded[weight] = self._rounded[key]
+        return rounded
 
 
 def quantized_by_choice(
@@ -208,8 +216,6 @@ def quantized_by_choice(
     else:
         score([recipe])
     chosen = best()
-    if recipe is None and zero_points:  # for CPUs; TensorRT has no dynamic form
-        score([replace(chosen, dynamic=tuple(can_be_dynamic(projections_of(model.graph))))])
     notes: dict[str, Any] = {}
     if judge is not None and recipe is None:
         static = chosen

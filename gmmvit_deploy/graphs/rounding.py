@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _DAMPING = 0.01
-_BLOCK = 128
+_BLOCK = 32
 
 
 def compensated_rounding(
@@ -28,7 +28,7 @@ def compensated_rounding(
     count = weight.shape[1]
     diagonal = np.diag(moments).astype(np.float64)
     order = np.argsort(-diagonal, kind="stable")  # columns that matter most are rounded first
-    rest = weight[:, order].astype(np.float64)
+    rest = weight.T[order].astype(np.float64)  # a row for each column of the weight
     hessian = moments[np.ix_(order, order)].astype(np.float64)
     # A channel that is always 0 has no moments; the damping makes the matrix invertible.
     hessian[np.diag_indices(count)] += _DAMPING * diagonal.mean() or 1.0
@@ -36,12 +36,12 @@ def compensated_rounding(
     rounded = np.zeros_like(rest)
     for start in range(0, count, _BLOCK):
         stop = min(start + _BLOCK, count)
-        errors = np.zeros((len(rest), stop - start))
+        errors = np.zeros((stop - start, rest.shape[1]))
         for column in range(start, stop):
-            rounded[:, column] = np.clip(np.rint(rest[:, column] / scales), -largest, largest)
-            error = (rest[:, column] - rounded[:, column] * scales) / upper[column, column]
-            rest[:, column + 1 : stop] -= np.outer(error, upper[column, column + 1 : stop])
-            errors[:, column - start] = error
-        rest[:, stop:] -= errors @ upper[start:stop, stop:]
-    result: NDArray[Any] = rounded[:, np.argsort(order)].astype(np.int8)
+            rounded[column] = np.clip(np.rint(rest[column] / scales), -largest, largest)
+            error = (rest[column] - rounded[column] * scales) / upper[column, column]
+            rest[column + 1 : stop] -= np.outer(upper[column, column + 1 : stop], error)
+            errors[column - start] = error
+        rest[stop:] -= upper[start:stop, stop:].T @ errors
+    result: NDArray[Any] = rounded[np.argsort(order)].T.astype(np.int8)
     return result

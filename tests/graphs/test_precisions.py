@@ -14,7 +14,7 @@ import torch
 
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
-from gmmvit_deploy.graphs.calibration import ranges_of
+from gmmvit_deploy.graphs.calibration import extremes_of_divided, ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.emulate import without_bfloat16
 from gmmvit_deploy.graphs.folded import prove_folded
@@ -137,6 +137,8 @@ def test_smoothing_changes_no_bit_of_the_logits(graph: ir.Model, images: np.ndar
     assert emulated_logits(smooth, images, name="x").tobytes() == expected.tobytes()
     again = calibrate(smooth, [images])
     ranges = ranges_of(again, "extremes")
+    derived = extremes_of_divided(calibration, factors)
+    np.testing.assert_allclose([derived[name] for name in ranges], list(ranges.values()), rtol=1e-5)
     quantized = quantize_graph(smooth, "int8", ranges, zero_points=True)
 
     def faults(stored: ir.Model) -> tuple[str, ...]:

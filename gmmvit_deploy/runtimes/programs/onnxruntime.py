@@ -118,10 +118,10 @@ def with_outputs(model: ir.Model, names: Iterable[str | None]) -> ir.Model:
     return out
 
 
-def calibrate(model: ir.Model, batches: Iterable[NDArray[Any]], *, moments: bool = False) -> Calibration:
+def calibrate(model: ir.Model, batches: Iterable[NDArray[Any]], *, moment_rows: int = 0) -> Calibration:
     """Run a float32 graph on ``batches``, and measure the input of each linear map that quantisation changes.
 
-    moments: True to measure second moments too, with which weights are rounded.
+    moment_rows: max rows of each batch from which second moments, with which weights are rounded, are measured too.
     Errors: InputError when there is no image, or a value is not finite.
     BundleError when ONNX Runtime cannot load the graph.
     """
@@ -131,7 +131,7 @@ def calibrate(model: ir.Model, batches: Iterable[NDArray[Any]], *, moments: bool
     calibration = Calibration()
     for batch in batches:
         for name, values in zip(names, session.run(list(names), {image: batch}), strict=True):
-            calibration.add(name, values, moments=moments)
+            calibration.add(name, values, moment_rows=moment_rows)
         calibration.images += len(batch)
     if not calibration.images:
         raise InputError(
