@@ -7,7 +7,7 @@ is varied after the other, and the best value is kept:
 
     rounding   of weights: nearest, or compensated on the calibration images (`graphs.rounding`)
     smoothing  0 (none) or a strength of SmoothQuant (`graphs.smoothing`)
-    ranges     of activations (`graphs.calibration`)
+    ranges     of activations (`graphs.calibration`), on all measured images; the others come from a quarter of them
 
 Features are scored in the same way: on 64 images, the share of nearest neighbours that a recipe keeps says less about
 other images than the dB do.
@@ -55,7 +55,9 @@ _STRENGTHS = (0.0, 0.3, 0.5, 0.7)
 _JUDGED_SHARE = 4
 JUDGED_SHARE_OF_GATE = 2
 _MAX_JUDGED = 64
-_TRIALS = len(_STRENGTHS) + len(RANGES)
+_TRIALS = 1 + len(_STRENGTHS) + len(RANGES)
+_SCREENING = 4
+"""The strength of smoothing is chosen on one of so many batches, if there are enough; ranges come from all."""
 _MOMENT_ROWS = 32768
 """Max rows of all images from which the second moments of an activation are measured: several for each channel."""
 _OF_ANSWERS = ("tried", "gate", "gate_images", "curve", "moved", "projections")
@@ -90,15 +92,18 @@ class _Workshop:
     ) -> None:
         self._model, self._measured, self._judged = model, measured, judged
         self._zero_points, self._types, self._over_images = zero_points, types, over_images
-        self._plain = calibrate(model, measured, moment_rows=-(-_MOMENT_ROWS // len(measured)))
+        screening = measured[:: max(1, min(_SCREENING, len(measured) // _SCREENING))]
+        self._plain = calibrate(model, screening, moment_rows=-(-_MOMENT_ROWS // len(screening)))
+        self._all: Calibration | None = None
         self._reference = emulated_logits(model, judged, name="the float32 graph")
         self._smoothed: dict[float, tuple[ir.Model, dict[str, NDArray[Any]]]] = {0.0: (model, {})}
-        self._calibrations: dict[float, Calibration] = {0.0: self._plain}
         self._rounded: dict[tuple[float, str], NDArray[Any]] = {}
 
-    @property
-    def images(self) -> int:
-        return self._plain.images
+    def measure_all(self, strength: float) -> int:
+        """Measure ranges on all images, for the last strength; return the number of images."""
+        everything = self._plain.images == sum(map(len, self._measured))
+        self._all = self._plain if everything and not strength else calibrate(self._smooth(strength)[0], self._measured)
+        return self._all.images
 
     def graph(self, recipe: Recipe) -> tuple[ir.Model, dict[str, tuple[float, float]]]:
         """Return (the quantised graph, the range of each activation)."""
@@ -136,12 +141,9 @@ class _Workshop:
         return self._smoothed[strength]
 
     def _ranges(self, recipe: Recipe) -> Mapping[str, tuple[float, float]]:
-        model, factors = self._smooth(recipe.smoothing)
-        if recipe.ranges == "extremes":  # factors are powers of two, which change no bit of the other activations
-            return extremes_of_divided(self._plain, factors)
-        if recipe.smoothing not in self._calibrations:
-            self._calibrations[recipe.smoothing] = calibrate(model, self._measured)
-        return ranges_of(self._calibrations[recipe.smoothing], recipe.ranges)
+        if self._all is not None:
+            return ranges_of(self._all, recipe.ranges)
+        return extremes_of_divided(self._plain, self._smooth(recipe.smoothing)[1])
 
     def _round(self, strength: float) -> dict[str, NDArray[Any]]:
         """Return the compensated integers of each weight of a matrix product; convolutions are rounded to nearest."""
@@ -195,27 +197,29 @@ def quantized_by_choice(
     judged = images[evenly_spaced(len(images), _MAX_JUDGED)]
     on_progress(Progress("calibrate int8"))
     workshop = _Workshop(model, measured, judged, zero_points=zero_points, types=types, over_images=over_images)
+    screened: dict[Recipe, float] = {}
     scores: dict[Recipe, float] = {}
 
-    def best() -> Recipe:
-        return max(scores, key=lambda known: scores[known])
+    def best(of: dict[Recipe, float]) -> Recipe:
+        return max(of, key=lambda known: of[known])
 
-    def score(recipes: Iterable[Recipe]) -> None:
+    def score(recipes: Iterable[Recipe], into: dict[Recipe, float]) -> Recipe:
+        """Score the recipes that are new, and return the best one."""
         for one in recipes:
-            if one not in scores:
-                on_progress(Progress(f"try int8: {_words(one)}", len(scores), _TRIALS))
-                scores[one] = workshop.score(one)
-                workshop.forget_all_but(best().smoothing)
+            if one not in into:
+                on_progress(Progress(f"try int8: {_words(one)}", len(screened) + len(scores), _TRIALS))
+                into[one] = workshop.score(one)
+                workshop.forget_all_but(best(into).smoothing)
+        return best(into)
 
     if recipe is None:
-        score([Recipe(rounding="nearest"), Recipe()])
-        start = best()
-        score(replace(start, smoothing=strength) for strength in _STRENGTHS)
-        start = best()
-        score(replace(start, ranges=rule) for rule in RANGES)
+        start = score([Recipe(rounding="nearest"), Recipe()], screened)
+        start = score((replace(start, smoothing=strength) for strength in _STRENGTHS), screened)
+        recipes = [replace(start, ranges=rule) for rule in RANGES]
     else:
-        score([recipe])
-    chosen = best()
+        recipes = [recipe]
+    measured_images = workshop.measure_all(recipes[0].smoothing)
+    chosen = score(recipes, scores)
     notes: dict[str, Any] = {}
     if judge is not None and recipe is None:
         static = chosen
@@ -227,7 +231,7 @@ def quantized_by_choice(
             on_progress,
         )
         chosen = replace(static, **moved)
-        score([chosen])
+        score([chosen], scores)
     graph, ranges = workshop.graph(chosen)
     if judge is not None:
         numbers = {"dynamic": len(chosen.dynamic), "float32": len(chosen.float32)}
@@ -235,12 +239,12 @@ def quantized_by_choice(
         notes |= {"gate": asdict(judge.gate), "gate_images": len(images), "curve": curve}
     return graph, {
         **notes,
-        "images": workshop.images + len(images),
+        "images": measured_images + len(images),
         "judged_images": len(judged),
         "ranges": {name: list(both) for name, both in ranges.items()},
         "recipe": {**asdict(chosen), "db": scores[chosen]},
         "machine": cpu_name(),
-        "tried": [{**asdict(one), "db": db} for one, db in scores.items()],
+        "tried": [{**asdict(one), "db": db} for one, db in (screened | scores).items()],
     }
 
 
