@@ -260,8 +260,9 @@ class Network:
         print(f"{self.name}: {name}", flush=True)
         started = time.monotonic()
         why = why_failed(command)
-        (self.folder / f"{name}.seconds").write_text(f"{time.monotonic() - started:.1f}", encoding="utf-8")
-        if why:
+        if not why:
+            (self.folder / f"{name}.seconds").write_text(f"{time.monotonic() - started:.1f}", encoding="utf-8")
+        else:
             output.unlink(missing_ok=True)  # a part of a file would count as made
             reason.write_text(why, encoding="utf-8")
             print(f"{self.name}: {name}: not made: {why}", flush=True)

@@ -14,6 +14,7 @@ run card says INVALID. Send the folder in where a ratio is below 1, or the proce
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -112,8 +113,14 @@ def main() -> None:
     parser.add_argument("--nncf", metavar="PYTHON", help="the Python of an environment with NNCF; also times its int8")
     parser.add_argument("--minutes", type=float, default=10, help="start no further run after this time")
     arguments = parsed(parser, check="measure once what fits into half a minute", minutes=0.5)
-    output = Path(tempfile.mkdtemp(prefix="gmmvit-check-")) if arguments.check else arguments.output.resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        measure(arguments, Path(folder) if arguments.check else arguments.output.resolve())
+
+
+def measure(arguments: argparse.Namespace, output: Path) -> None:
+    """Run what fits into the time, and print the table.  Errors: SystemExit when a run failed."""
     files: list[Path] = []
+    failed = 0
     started, all_processors = time.monotonic(), allowed_processors()
     for processors, file, command in commands(output, arguments.nncf, 1 if arguments.check else _ROUNDS):
         if files and time.monotonic() - started > 60 * arguments.minutes:
@@ -123,13 +130,14 @@ def main() -> None:
         done = subprocess.run([sys.executable, BENCHMARKS / command[0], *command[1:]], cwd=ROOT, check=False)
         os.sched_setaffinity(0, all_processors)
         if done.returncode:
+            failed += 1
             print(f"failed with exit status {done.returncode}: {' '.join(command)}")
         elif file.exists():
             files.append(file)
     head = ("processors", "network", "batch", "precision", "times as fast as the straight export", "committed result")
     print(table(head, [row for file in files for row in rows_of(file)]))
-    if not files:
-        raise SystemExit("nothing was measured")
+    if failed:
+        raise SystemExit(f"{failed} runs failed")
 
 
 if __name__ == "__main__":

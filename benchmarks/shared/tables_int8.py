@@ -46,7 +46,7 @@ def int8_page(runs: Mapping[str, dict[str, Any]]) -> str:
         lines += ["", f"Quantised with {', '.join(sorted(tools)) or 'no tool of another project'}."]
         if run.get("minutes"):
             minutes = (f"{what} {spent:g}" for what, spent in run["minutes"].items())
-            lines += ["", f"Minutes of quantisation on two cores: {', '.join(minutes)}."]
+            lines += ["", f"Minutes of quantisation: {', '.join(minutes)}."]
         if run["missing"]:
             lines += ["", *(f"- not measured: {program}: {reason}" for program, reason in run["missing"].items())]
         lines += ["", *card_lines(run["card"]), *(["", *card_lines(speed["card"])] if speed else [])]

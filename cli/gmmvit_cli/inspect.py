@@ -260,7 +260,11 @@ def _rows_of(bundle: Bundle, file: str, graph: VariantRecord) -> list[tuple[str,
 
 
 def _print_tried(file: str, calibration: Mapping[str, Any]) -> None:
-    tried = sorted(calibration.get("tried", ()), key=lambda recipe: -recipe["db"])
+    tried = [
+        (recipe, "chosen" if recipe == calibration["recipe"] else words)
+        for key, words in (("tried", ""), ("screened", "on fewer images"))
+        for recipe in sorted(calibration.get(key, ()), key=lambda recipe: -recipe["db"])
+    ]
     if not tried:
         return
     cells = [
@@ -270,9 +274,9 @@ def _print_tried(file: str, calibration: Mapping[str, Any]) -> None:
             f"{recipe['smoothing']:g}",
             recipe["ranges"],
             *(str(len(recipe.get(form, ()))) for form in ("dynamic", "float32")),
-            "chosen" if recipe == calibration["recipe"] else "",
+            words,
         )
-        for recipe in tried
+        for recipe, words in tried
     ]
     head = ("dB", "rounding of weights", "smoothing", "ranges", "dynamic", "in float32", "")
     print_table(head, cells, title=f"{file}: what was tried")

@@ -7,7 +7,10 @@ is varied after the other, and the best value is kept:
 
     rounding   of weights: nearest, or compensated on the calibration images (`graphs.rounding`)
     smoothing  0 (none) or a strength of SmoothQuant (`graphs.smoothing`)
-    ranges     of activations (`graphs.calibration`), on all measured images; the others come from a quarter of them
+    ranges     of activations (`graphs.calibration`)
+
+Rounding and smoothing are chosen on a quarter of each batch, with ranges of extremes; then ranges and moments are
+measured on all images. Batches with few images are measured whole.
 
 Features are scored in the same way: on 64 images, the share of nearest neighbours that a recipe keeps says less about
 other images than the dB do.
@@ -57,10 +60,10 @@ JUDGED_SHARE_OF_GATE = 2
 _MAX_JUDGED = 64
 _TRIALS = 1 + len(_STRENGTHS) + len(RANGES)
 _SCREENING = 4
-"""The strength of smoothing is chosen on one of so many batches, if there are enough; ranges come from all."""
+"""Rounding and smoothing are chosen on one of so many images of a batch, if it has as many of them as this number."""
 _MOMENT_ROWS = 32768
-"""Max rows of all images from which the second moments of an activation are measured: several for each channel."""
-_OF_ANSWERS = ("tried", "gate", "gate_images", "curve", "moved", "projections")
+"""Max rows of all images from which the second moments of an activation are measured."""
+_OF_ANSWERS = ("screened", "tried", "gate", "gate_images", "curve", "moved", "projections")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +95,18 @@ class _Workshop:
     ) -> None:
         self._model, self._measured, self._judged = model, measured, judged
         self._zero_points, self._types, self._over_images = zero_points, types, over_images
-        screening = measured[:: max(1, min(_SCREENING, len(measured) // _SCREENING))]
-        self._plain = calibrate(model, screening, moment_rows=-(-_MOMENT_ROWS // len(screening)))
+        self._moment_rows = -(-_MOMENT_ROWS // len(measured))
+        screened = [batch[:: _SCREENING if len(batch) >= _SCREENING**2 else 1] for batch in measured]
+        self._plain = calibrate(model, screened, moment_rows=self._moment_rows)
         self._all: Calibration | None = None
         self._reference = emulated_logits(model, judged, name="the float32 graph")
         self._smoothed: dict[float, tuple[ir.Model, dict[str, NDArray[Any]]]] = {0.0: (model, {})}
         self._rounded: dict[tuple[float, str], NDArray[Any]] = {}
 
     def measure_all(self, strength: float) -> int:
-        """Measure ranges on all images, for the last strength; return the number of images."""
-        everything = self._plain.images == sum(map(len, self._measured))
-        self._all = self._plain if everything and not strength else calibrate(self._smooth(strength)[0], self._measured)
+        """Measure ranges and moments on all images, for the last strength; return the number of images."""
+        self._all = calibrate(self._smooth(strength)[0], self._measured, moment_rows=self._moment_rows)
+        self._rounded.clear()
         return self._all.images
 
     def graph(self, recipe: Recipe) -> tuple[ir.Model, dict[str, tuple[float, float]]]:
@@ -151,13 +155,13 @@ class _Workshop:
         rounded: dict[str, NDArray[Any]] = {}
         for node in projections_of(model.graph):
             activation, weight = (str(input_of(node, index).name) for index in (0, 1))
-            moments = self._plain.observed[activation].moments
+            moments = (self._all or self._plain).observed[activation].moments
             if node.op_type == "Conv" or weight in rounded or moments is None:
                 continue
             factor = factors.get(activation)
             key = (0.0 if factor is None else strength, weight)
             if key not in self._rounded:
-                if factor is not None:
+                if factor is not None and self._all is None:
                     moments = moments / (factor[:, None] * factor)
                 matrix = weight_matrix(node, stored(node.inputs[1]))
                 self._rounded[key] = compensated_rounding(
@@ -244,7 +248,8 @@ def quantized_by_choice(
         "ranges": {name: list(both) for name, both in ranges.items()},
         "recipe": {**asdict(chosen), "db": scores[chosen]},
         "machine": cpu_name(),
-        "tried": [{**asdict(one), "db": db} for one, db in (screened | scores).items()],
+        "screened": [{**asdict(one), "db": db} for one, db in screened.items()],
+        "tried": [{**asdict(one), "db": db} for one, db in scores.items()],
     }
 
 

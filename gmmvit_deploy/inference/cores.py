@@ -28,14 +28,6 @@ _PRODUCT_FLAGS = (
     "avx_vnni",
     "amx_tile",
     "amx_bf16",
-    "amx_int8",
-    "asimd",
-    "asimddp",
-    "asimdhp",
-    "i8mm",
-    "bf16",
-    "sve",
-    "sve2",
 )
 _LIBRARY_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # PyTorch, MKL and scikit-learn; NumPy
 
@@ -151,13 +143,13 @@ def cpu_name() -> str:
 
 def cpu_features() -> list[str]:
     """Return the processor's vector and matrix extensions, on which the speed of matrix products depends."""
-    present = cpu_flags(line_of=("flags", "Features")) or []  # Features: of Linux on ARM
+    present = cpu_flags() or []
     return [flag for flag in _PRODUCT_FLAGS if flag in present]
 
 
-def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo"), *, line_of: str | tuple[str, ...] = "flags") -> list[str] | None:
-    """Return the processor's flags; None if the file has no such line, as for flags on ARM, or cannot be read."""
-    return next((line.partition(":")[2].split() for line in lines(cpuinfo) if line.startswith(line_of)), None)
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str] | None:
+    """Return the processor's flags; None if the file has no line of flags, as on ARM, or cannot be read."""
+    return next((line.partition(":")[2].split() for line in lines(cpuinfo) if line.startswith("flags")), None)
 
 
 def lines(path: Path) -> list[str]:
