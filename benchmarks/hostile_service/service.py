@@ -195,9 +195,13 @@ class Service:
         return ours
 
     def servers(self) -> set[int]:
-        """Return the PIDs that must not change: of Triton, its workers, the gateway and the front."""
+        """Return the PIDs that must not change: of Triton, its workers, the gateway and the front.
+
+        A process that decodes large images ends when it is idle.
+        """
         own = self._command.pid if self._command is not None else 0
-        return {pid for pid, command in self.processes().items() if pid != own and command}
+        processes = self.processes().items()
+        return {pid for pid, command in processes if pid != own and command and "large_images" not in command}
 
     def memory_mb(self) -> dict[str, int]:
         """Return name → resident memory of the service's processes, without shared pages, in MB."""
