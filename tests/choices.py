@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.cascades import read_cascade
 from gmmvit_deploy.bundle.choices import Candidate, Choice, JudgedImages, Machine, write_choice
 from gmmvit_deploy.bundle.gates import Gate
 from gmmvit_deploy.inference.runner_name import RunnerName
@@ -33,6 +34,9 @@ def chosen_bundle(
             passed=True,
             graph_sha256=graph_sha256 or graph_of(copied, runner).sha256,
             judged=Measured(value=0.99, low=0.97, high=1.0),
+            threshold=read_cascade(copied, runner, graph_of(copied, runner).sha256).threshold
+            if runner.cascade
+            else None,
         )
         for runner in map(RunnerName.parse, names)
     ]
