@@ -49,7 +49,7 @@ def nodes(folder: Path = Path("/sys/devices/system/node")) -> dict[str, set[int]
 
 def places() -> dict[str, set[int]]:
     """Return name of a set of processors → the set: one, half, each NUMA node of several, all; each set once."""
-    every = sorted(allowed_processors())
+    every = allowed_processors()
     sets = {"1 core": {every[0]}, f"{len(every) // 2} cores": set(every[: len(every) // 2])}
     sets |= {name: numbers & set(every) for name, numbers in nodes().items()} | {"all": set(every)}
     kept: dict[str, set[int]] = {}

@@ -32,13 +32,12 @@ def chosen_bundle(
         Candidate(
             runner=runner,
             passed=True,
-            graph_sha256=graph_sha256 or graph_of(copied, runner).sha256,
+            graph_sha256=graph_sha256 or graph.sha256,
             judged=Measured(value=0.99, low=0.97, high=1.0),
-            threshold=read_cascade(copied, runner, graph_of(copied, runner).sha256).threshold
-            if runner.cascade
-            else None,
+            threshold=read_cascade(copied, runner, graph.sha256).threshold if runner.cascade else None,
         )
         for runner in map(RunnerName.parse, names)
+        for graph in [graph_of(copied, runner)]
     ]
     choice = Choice(
         machine=machine or this_machine(),

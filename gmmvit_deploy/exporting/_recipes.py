@@ -60,7 +60,7 @@ JUDGED_SHARE_OF_GATE = 2
 _MAX_JUDGED = 64
 _TRIALS = 1 + len(_STRENGTHS) + len(RANGES)
 _SCREENING = 4
-"""Rounding and smoothing are chosen on one of so many images of a batch, if it has as many of them as this number."""
+"""Rounding and smoothing are chosen on every fourth image of each batch, if the batch has at least 16."""
 _MOMENT_ROWS = 32768
 """Max rows of all images from which the second moments of an activation are measured."""
 _OF_ANSWERS = ("screened", "tried", "gate", "gate_images", "curve", "moved", "projections")
