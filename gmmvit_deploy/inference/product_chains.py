@@ -2,7 +2,8 @@
 
     int8 attention → product → + x → norm → product → GELU, quantised → product → + x → norm → product → Q, K, V
 
-In place of GELU, also its tanh form 2 y σ(…), quick GELU and SiLU: y · σ(slope · y + cubic · y³).
+In place of GELU, also its tanh form 2 y σ(…), quick GELU and SiLU: y · σ(slope · y + cubic · y³), and each of these
+times another product of the same values: SwiGLU and GEGLU.
 
 A row, which is a token, needs no other row in these steps, so `chain_on_vectors.h` computes them on the rows of a core
 one after the other.  A chain ends before a node that is not one of these steps, and where values inside the chain have
@@ -14,7 +15,7 @@ another reader.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy as np
 from .openvino_view import bounds_of, constant, constant_and_other, reader_of, shape_of
 from .prepared_masks import LANES
 
-_NORM, _OUT, _ADD, _GELU, _QUANTISE, _SIGMOID = range(6)  # the numbers of product_chain.h
+_NORM, _OUT, _ADD, _GELU, _QUANTISE, _SIGMOID, _HOLD = range(7)  # the numbers of product_chain.h
 _PANEL = 3 * LANES  # columns, as in chain_on_vectors.h
 _TANH_SLOPE = 2 * math.sqrt(2 / math.pi)  # x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))) = x σ(2 √(2/π) (x + 0.044715 x³))
 _TANH_CUBIC = 0.044715 * _TANH_SLOPE
@@ -218,16 +219,17 @@ def _add_norm(chain: Chain, norm: Any) -> None:
 
 
 def _add_products(chain: Chain, products: list[Product]) -> None:
-    for product in products:
-        (_add_product if len(products) == 1 else _store)(chain, product)
+    if len(products) == 1:
+        _add_product(chain, products[0])
+    elif not _add_gated(chain, products):
+        for product in products:
+            _store(chain, product)
 
 
 def _add_product(chain: Chain, product: Product) -> None:
-    if (activation := _activation(product.output)) and (quantised := _quantised_activation(activation.output)):
-        following, steps, zero = quantised
-        step = Step(activation.kind, steps=steps, zero=zero, slope=activation.slope, cubic=activation.cubic)
-        _put_product(chain, product, step)
-        _add_product(chain, following)
+    if (activation := _activation(product.output)) and _add_activated(chain, product, activation, activation.output):
+        return
+    if _add_gated(chain, _halves(product)):
         return
     reader = reader_of(product.output)
     node = (reader if reader is not None else product.output).get_node()
@@ -242,6 +244,33 @@ def _add_product(chain: Chain, product: Product) -> None:
         _store(chain, product)
 
 
+def _add_activated(chain: Chain, product: Product, activation: Activation, output: Any) -> bool:
+    """Add a product, its activation and what follows if one product reads ``output`` quantised; else return False."""
+    quantised = _quantised_activation(output)
+    if quantised is None:
+        return False
+    following, steps, zero = quantised
+    step = Step(activation.kind, steps=steps, zero=zero, slope=activation.slope, cubic=activation.cubic)
+    _put_product(chain, product, step)
+    _add_product(chain, following)
+    return True
+
+
+def _add_gated(chain: Chain, products: list[Product]) -> bool:
+    """Add two products, of which the activation of one is multiplied by the other; else return False."""
+    for gate, other in (products, products[::-1]) if len(products) == 2 else ():
+        activation = _activation(gate.output)
+        joined = reader_of(activation.output) if activation else None
+        if activation is None or joined is None or joined.get_node().get_type_name() != "Multiply":
+            continue
+        factors = [joined.get_node().input_value(index) for index in range(2)]
+        if other.output not in factors or reader_of(other.output) != joined or _quantised_activation(joined) is None:
+            continue
+        _put_product(chain, other, Step(_HOLD))
+        return _add_activated(chain, gate, activation, joined)
+    return False
+
+
 def _store(chain: Chain, product: Product) -> None:
     _put_product(chain, product, Step(_OUT))
     chain.stored.append(product.output)
@@ -251,7 +280,8 @@ def _put_product(chain: Chain, product: Product, step: Step) -> None:
     depth, columns = product.weights.shape
     chain.constants += [_packed(product.weights), product.start, product.scale, product.bias]
     chain.steps.append(step._replace(depth=depth, columns=columns))
-    chain.products.append(product.node)
+    if product.node.get_name() not in chain.taken:  # both halves of a product have its node
+        chain.products.append(product.node)
     chain.taken.add(product.node.get_name())
 
 
@@ -330,6 +360,29 @@ def _products_of(value: Any) -> list[Product]:
                 return []
             products.append(product)
     return products
+
+
+def _halves(product: Product) -> list[Product]:
+    """Return the products of both halves of the columns if the only reader of a product splits it there; else []."""
+    targets = product.output.get_target_inputs()
+    splits = [node for target in targets if (node := target.get_node()).get_type_name() in ("Split", "VariadicSplit")]
+    half = len(product.bias) // 2
+    if len(targets) != 1 or not splits or half % LANES:
+        return []
+    outputs = splits[0].outputs()
+    if [shape_of(output)[-1] for output in outputs if shape_of(output)] != [half, half]:  # type: ignore[index]
+        return []
+    return [
+        replace(
+            product,
+            weights=product.weights[:, columns],
+            start=product.start[columns],
+            scale=product.scale[columns],
+            bias=product.bias[columns],
+            output=output,
+        )
+        for output, columns in zip(outputs, (slice(half), slice(half, None)), strict=True)
+    ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,9 @@
        y = s_n sum_k (q_k - zero) w_kn + b_n        a product of int8 values; then one of
            out = y                                  stored,
            x = x + y                                added to the residual stream, or
-           q = round(steps f(y)) + zero             quantised for the next product; f is GELU or y sigma(a y + b y^3)
+           h = y                                    held, or
+           q = round(steps f(y)) + zero             quantised for the next product; f is GELU or y sigma(a y + b y^3),
+                                                    times h if there is one
        q = norm(x) on the grid of int8              norm_on_vectors.h
 
    As separate operators, each writes its output to memory, and all cores wait for each other. Here some rows pass all
@@ -79,24 +81,25 @@ INLINE Floats times_sigmoid(Floats x, float slope, float cubic) {
 
 typedef struct {
     const float *from; /* x before the sum */
-    float *to;         /* x after the sum, or the output */
+    float *to;         /* x after the sum, the output, or what is held */
     uint8_t *bytes;    /* for the next product */
+    const float *held; /* what the activation is multiplied by, or NULL */
 } Ends;
 
 /* What follows the sums of a tile whose first element is `at` of a row-major (rows, columns). */
-INLINE void finish_as(int kind, const ChainStep *step, const int32_t *sums, int rows, int vectors, int64_t column,
-                      ptrdiff_t at, const Ends *ends) {
+INLINE void finish_as(int kind, int gated, const ChainStep *step, const int32_t *sums, int rows, int vectors,
+                      int64_t column, ptrdiff_t at, const Ends *ends) {
     for (int v = 0; v < vectors; v++) {
         const Floats scale = loaded_anywhere(step->scale + column + v * LANES);
         const Floats bias = loaded_anywhere(step->bias + column + v * LANES);
         for (int i = 0; i < rows; i++) {
             const ptrdiff_t to = at + i * step->columns + v * LANES;
             const Floats y = fused(floats_of(loaded_words((const uint32_t *)sums + i * PANEL + v * LANES)), scale, bias);
-            if (kind == CHAIN_GELU)
-                store_bytes(ends->bytes + to, fused(gelu(y), repeated(step->steps), repeated(step->zero)));
-            else if (kind == CHAIN_SIGMOID)
-                store_bytes(ends->bytes + to, fused(times_sigmoid(y, step->slope, step->cubic), repeated(step->steps),
-                                                    repeated(step->zero)));
+            if (kind == CHAIN_GELU || kind == CHAIN_SIGMOID) {
+                Floats active = kind == CHAIN_GELU ? gelu(y) : times_sigmoid(y, step->slope, step->cubic);
+                if (gated) active = active * loaded_anywhere(ends->held + to);
+                store_bytes(ends->bytes + to, fused(active, repeated(step->steps), repeated(step->zero)));
+            }
             else if (kind == CHAIN_ADD) store_anywhere(ends->to + to, y + loaded_anywhere(ends->from + to));
             else store_anywhere(ends->to + to, y);
         }
@@ -105,12 +108,14 @@ INLINE void finish_as(int kind, const ChainStep *step, const int32_t *sums, int 
 
 SIMD static void finish(const ChainStep *step, const int32_t *sums, int rows, int vectors, int64_t column, ptrdiff_t at,
                         const Ends *ends) {
+#define FINISH(kind, gated) finish_as(kind, gated, step, sums, rows, vectors, column, at, ends)
     switch (step->kind) {
-    case CHAIN_OUT: finish_as(CHAIN_OUT, step, sums, rows, vectors, column, at, ends); break;
-    case CHAIN_ADD: finish_as(CHAIN_ADD, step, sums, rows, vectors, column, at, ends); break;
-    case CHAIN_SIGMOID: finish_as(CHAIN_SIGMOID, step, sums, rows, vectors, column, at, ends); break;
-    default: finish_as(CHAIN_GELU, step, sums, rows, vectors, column, at, ends);
+    case CHAIN_ADD: FINISH(CHAIN_ADD, 0); break;
+    case CHAIN_GELU: ends->held ? FINISH(CHAIN_GELU, 1) : FINISH(CHAIN_GELU, 0); break;
+    case CHAIN_SIGMOID: ends->held ? FINISH(CHAIN_SIGMOID, 1) : FINISH(CHAIN_SIGMOID, 0); break;
+    default: FINISH(CHAIN_OUT, 0);
     }
+#undef FINISH
 }
 
 /* turn: from 0 to 1, the place of this core's rows among all rows. Each core starts at another panel, so that a panel that
@@ -146,10 +151,11 @@ SIMD static void quantised(const ChainStep *step, const float *from, uint8_t *to
         store_bytes(to + i, fused(loaded_anywhere(from + i), repeated(step->steps), repeated(step->zero)));
 }
 
-static void block_of(const ProductChain *of, int64_t first, int rows, double turn, uint8_t *q, uint8_t *next) {
+static void block_of(const ProductChain *of, int64_t first, int rows, double turn, uint8_t *q, uint8_t *next, float *hold) {
     const ptrdiff_t x_at = first * of->width;
     const float *x = of->x ? of->x + x_at : NULL;
     float *sum = of->sum ? of->sum + x_at : NULL;
+    const float *held = NULL;
     if (of->bytes) from_signed(of->bytes + first * of->steps->depth, q, rows * of->steps->depth);
     for (int64_t i = 0; i < of->count; i++) {
         const ChainStep *step = &of->steps[i];
@@ -166,9 +172,10 @@ static void block_of(const ProductChain *of, int64_t first, int rows, double tur
             if (branch) x = sum;
             continue;
         }
-        float *out = step->kind == CHAIN_OUT ? step->out + first * step->columns : sum;
-        multiplied(step, q, rows, turn, &(Ends){x, out, next});
+        float *out = step->kind == CHAIN_OUT ? step->out + first * step->columns : step->kind == CHAIN_HOLD ? hold : sum;
+        multiplied(step, q, rows, turn, &(Ends){x, out, next, held});
         if (step->kind == CHAIN_ADD) x = sum;
+        held = step->kind == CHAIN_HOLD ? hold : NULL;
         if (step->kind == CHAIN_GELU || step->kind == CHAIN_SIGMOID) {
             uint8_t *free_now = q;
             q = next, next = free_now;
@@ -178,12 +185,13 @@ static void block_of(const ProductChain *of, int64_t first, int rows, double tur
 
 int PRODUCT_CHAIN(const ProductChain *of, int64_t first, int64_t last) {
     const size_t each = (size_t)of->widest * BLOCK_ROWS; /* a multiple of 64 bytes */
-    uint8_t *memory = aligned_alloc(64, 2 * each);
+    uint8_t *memory = aligned_alloc(64, (2 + sizeof(float)) * each);
     if (!memory) return 2;
     const int64_t blocks = (last - first + BLOCK_ROWS - 1) / BLOCK_ROWS;
     for (int64_t b = 0; b < blocks; b++) {
         const int64_t from = first + (last - first) * b / blocks, to = first + (last - first) * (b + 1) / blocks;
-        block_of(of, from, (int)(to - from), (double)first / (double)of->rows, memory, memory + each);
+        block_of(of, from, (int)(to - from), (double)first / (double)of->rows, memory, memory + each,
+                 (float *)(memory + 2 * each));
     }
     free(memory);
     return 0;

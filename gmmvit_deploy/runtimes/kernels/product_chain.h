@@ -15,6 +15,7 @@ enum {
     CHAIN_GELU = 3,     /* a product, its GELU quantised: what the next product multiplies */
     CHAIN_QUANTISE = 4, /* the first step: `values` quantised */
     CHAIN_SIGMOID = 5,  /* a product, its y sigma(y (slope + cubic y^2)) quantised: SiLU and other forms of GELU */
+    CHAIN_HOLD = 6,     /* a product, by which the next step multiplies its activation before it is quantised: SwiGLU */
 };
 
 typedef struct {
@@ -37,7 +38,7 @@ typedef struct {
     int8_t *normed;          /* (rows, width): of a norm that is the last step, otherwise NULL */
     int64_t rows;            /* of all cores */
     int64_t width;           /* a multiple of 16 */
-    int64_t widest;          /* of the depths and width */
+    int64_t widest;          /* of the depths and width; what is held is the next product's depth */
     const ChainStep *steps;
     int64_t count;
 } ProductChain;

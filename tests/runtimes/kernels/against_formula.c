@@ -425,8 +425,8 @@ static double added_product_error(int rows, int depth, int width) {
 }
 
 /* All numbers of 0 to 255 that stand for -8 to 7.94; their GELU on another grid, or x sigma(x (slope + cubic x^2)) if
-   the slope is not 0, seen by a product with ones. */
-static double quantised_activation_error(float slope, float cubic) {
+   the slope is not 0, seen by a product with ones. gated: the activation is multiplied by x. */
+static double quantised_activation_error(float slope, float cubic, int gated) {
     enum { ROWS = 4, WIDTH = 64 };
     static int8_t ones[WIDTH * WIDTH];
     static float values[ROWS * WIDTH], out[ROWS * WIDTH], scale[WIDTH], bias[WIDTH], same[WIDTH], nothing[WIDTH];
@@ -438,16 +438,21 @@ static double quantised_activation_error(float slope, float cubic) {
     uint8_t *in_panels = packed(ones, WIDTH, WIDTH);
     const ChainStep steps[] = {
         {.kind = CHAIN_QUANTISE, .depth = WIDTH, .steps = 16, .zero = 128},
+        {.kind = CHAIN_HOLD, .weights = in_panels, .start = start, .scale = scale, .bias = bias, .depth = WIDTH,
+         .columns = WIDTH},
         {.kind = slope ? CHAIN_SIGMOID : CHAIN_GELU, .slope = slope, .cubic = cubic, .weights = in_panels, .start = start, .scale = scale, .bias = bias, .depth = WIDTH,
          .columns = WIDTH, .steps = (float)steps_in_1, .zero = (float)zero},
         {.kind = CHAIN_OUT, .weights = in_panels, .start = start, .scale = same, .bias = nothing, .depth = WIDTH,
          .columns = WIDTH, .out = out},
     };
-    const ProductChain what = {.values = values, .rows = ROWS, .widest = WIDTH, .steps = steps, .count = 3};
+    ChainStep without[3] = {steps[0], steps[2], steps[3]};
+    const ProductChain what = {.values = values, .rows = ROWS, .widest = WIDTH, .steps = gated ? steps : without,
+                               .count = gated ? 4 : 3};
     if (product_chain(&what, 0, ROWS)) return INFINITY;
     for (int i = 0; i < ROWS * WIDTH; i++) {
         const double x = (double)values[i], sigmoid = 1 / (1 + exp(-x * (slope + cubic * x * x)));
-        const double exact = (slope ? x * sigmoid : x / 2 * (1 + erf(x / sqrt(2)))) * steps_in_1 + zero;
+        const double active = (slope ? x * sigmoid : x / 2 * (1 + erf(x / sqrt(2)))) * (gated ? x : 1);
+        const double exact = active * steps_in_1 + zero;
         error = fmax(error, fabs((double)out[i] - fmin(fmax(exact, 0), 255)));
     }
     printf("%-32s error %.4f, allowed 0.5010\n", slope ? "quantised x sigmoid(x)" : "quantised GELU", error);
@@ -491,9 +496,11 @@ int main(int count, char **arguments) {
     worst = fmax(worst, fmax(norm_error(0, 3, 48), norm_error(1, 3, 48)));
     if (product_chain_support()) {
         worst = fmax(worst, added_product_error(101, 48, 80));
-        worst = fmax(worst, quantised_activation_error(0, 0));
-        worst = fmax(worst, quantised_activation_error(1, 0)); /* SiLU */
-        worst = fmax(worst, quantised_activation_error(1.5957691f, 0.0713548f)); /* GELU with tanh */
+        worst = fmax(worst, quantised_activation_error(0, 0, 0));
+        worst = fmax(worst, quantised_activation_error(1, 0, 0)); /* SiLU */
+        worst = fmax(worst, quantised_activation_error(1.5957691f, 0.0713548f, 0)); /* GELU with tanh */
+        worst = fmax(worst, quantised_activation_error(0, 0, 1));
+        worst = fmax(worst, quantised_activation_error(1, 0, 1)); /* SwiGLU */
     } else printf("int8 products: not computed by our kernel on this processor\n");
     float one = 0; /* of 17 mixed heads nothing is read */
     const MaskedAttention refused = {.batch = 1, .heads = 17, .queries = 1, .n = 1, .d = 1, .out = &one, .q = &one,
