@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import numpy as np
@@ -47,6 +47,7 @@ class Race:
         """opened: program → its runner.  left_out: program → why it cannot run here."""
         self._opened, self._why = opened, dict(left_out)
         self._looked: dict[RunnerName, list[float]] = {}
+        self._expected: dict[RunnerName, float] = {}  # seconds, of cascades
         self._measured: dict[RunnerName, list[float]] = {}
         self._of_cascades: dict[RunnerName, dict[RunnerName, list[float]]] = {}  # its seconds and those of its rivals
         self._on_images: dict[RunnerName, OnImages] = {}
@@ -55,11 +56,6 @@ class Race:
     @property
     def _running(self) -> list[RunnerName]:
         return [program for program in self._opened if program not in self._why]
-
-    @property
-    def runners(self) -> list[Runner]:
-        """The runners that are left, in the order in which they were opened."""
-        return [self._opened[program] for program in self._running]
 
     @property
     def passed(self) -> list[RunnerName]:
@@ -116,14 +112,36 @@ class Race:
             if program in self._opened:
                 self._opened[program].close()  # frees the GPU's memory
 
-    def judge(self, judgements: Sequence[Judgement]) -> None:
-        """Leave out the programs that may not be chosen.  judgements: in the order of `runners`.
+    def next_to_judge(self) -> dict[RunnerName, Runner]:
+        """Return the programs to judge next: those of float32, then the fastest of the others; empty when none is left.
+
+        Programs that are slower than one that passed are left out.
+        """
+        waiting = [program for program in self._running if program not in self._judgements]
+        if not self._judgements:
+            return {program: self._opened[program] for program in waiting if program.precision == "fp32"}
+        for program in waiting:
+            if faster := next((rival for rival in self._judgements if self._cannot_beat(program, rival)), None):
+                self._why[program] = f"slower than {faster}, which passes, so it was not judged"
+        left = sorted((program for program in waiting if program not in self._why), key=self._median_looked)
+        return {program: self._opened[program] for program in left[:1]}
+
+    def _cannot_beat(self, program: RunnerName, rival: RunnerName) -> bool:
+        """Return whether a program is slower than one that can be chosen wherever the program can run."""
+        on_cpu = program.name not in PROGRAMS_OF_GPUS and rival.name in PROGRAMS_OF_GPUS
+        if rival in self._why or rival.name in FLAVORS or rival.precision == "fp32" or on_cpu:
+            return False
+        if program.cascade or rival.cascade:
+            return self._median_looked(program) > self._median_looked(rival)
+        return self._ratio(program, rival).high < 1
+
+    def judge(self, judgements: Mapping[RunnerName, Judgement]) -> None:
+        """Leave out the programs that may not be chosen.  judgements: program → what the images say.
 
         Errors: InputError when no float32 program is left.
         """
-        for program, judgement in zip(self._running, judgements, strict=True):
-            self._judgements[program] = judgement
-        for program, judgement in self._judgements.items():
+        self._judgements |= judgements
+        for program, judgement in judgements.items():
             if judgement.why_not:
                 self._why[program] = judgement.why_not
         if not self._floats:
@@ -156,11 +174,13 @@ class Race:
         for cascade, runner in cascades.items():
             first, second = map(self._median_looked, cascade.stages)
             deferred = runner.record.chosen.deferred if runner.record is not None else 1.0
-            if _MIN_GAIN * (first + deferred * second) > self._median_looked(self._rival(cascade)):
+            self._expected[cascade] = first + deferred * second
+            if _MIN_GAIN * self._expected[cascade] > self._median_looked(self._rival(cascade)):
                 self._why[cascade] = f"expected to be less than {_MIN_GAIN:g} times as fast as float32"
 
     def _median_looked(self, program: RunnerName) -> float:
-        return float(np.median(self._looked[program]))
+        """Return the seconds of a program at the first look; of a cascade the expected ones."""
+        return self._expected[program] if program.cascade else float(np.median(self._looked[program]))
 
     def measure(self, images: Iterable[Batch] = (), *, on_progress: OnProgress = ignore) -> None:
         """Time the programs that are left, for longer, and leave out precisions that are not clearly faster.

@@ -84,6 +84,7 @@ def check_parity(
     options: ParityOptions | None = None,
     *,
     skipped: Sequence[str] = (),
+    reference: Reference | None = None,
     on_progress: OnProgress = ignore,
 ) -> ParityReport:
     """Run every check on every runner.  A runner that differs raises no error: the report's verdict is ``failed``.
@@ -92,13 +93,14 @@ def check_parity(
 
     runners: opened from this bundle, or from a copy of it with other variants.
     skipped: runners that were left out, each with the reason, for the report.
+    reference: that of an earlier call for this bundle, if it remembers its answers.
     Errors: InputError when the data does not fit the bundle, or this process cannot build the model; ImageError on
     a broken image, unless ``on_broken`` is ``skip``; every error that a runner raises.
     """
     if not runners:
         raise InputError("expected at least one runner, got an empty list")
     with judging(runners):
-        return _checked(open_bundle(bundle), runners, options or ParityOptions(), skipped, on_progress)
+        return _checked(open_bundle(bundle), runners, options or ParityOptions(), skipped, reference, on_progress)
 
 
 def _checked(
@@ -106,6 +108,7 @@ def _checked(
     runners: Sequence[Runner],
     options: ParityOptions,
     skipped: Sequence[str],
+    reference: Reference | None,
     on_progress: OnProgress,
 ) -> ParityReport:
     why = why_no_model(bundle)
@@ -114,7 +117,7 @@ def _checked(
             f"{bundle.path}: {why}, so nothing can be compared with PyTorch on images",
             hint="add --model FILE.py:CLASS, or leave --data out to compare the stored inputs",
         )
-    reference = None if why else Reference(bundle)
+    reference = None if why else reference or Reference(bundle)
     accuracy = None if reference is None else accuracy_of(bundle, options.images)
     trained = TrainedAccuracy(options.expected_accuracy, None if accuracy is None else accuracy.right)
     run = ParityRun(options=options, reference=reference, why_no_model=why, trained=trained, on_progress=on_progress)

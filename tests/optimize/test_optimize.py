@@ -26,14 +26,14 @@ from gmmvit_deploy.inference import DEFERRED
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.models.families import spec_to_json
-from gmmvit_deploy.optimize import _race
+from gmmvit_deploy.optimize import _race, run
 from gmmvit_deploy.optimize.page import page_of
 from gmmvit_deploy.optimize.table import could_pass
 from gmmvit_deploy.parity import _deferral
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.check import check_parity
-from gmmvit_deploy.parity.judgement import judgement_of
+from gmmvit_deploy.parity.judgement import Judgement, judgement_of
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import RunnerReport
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner
@@ -76,13 +76,23 @@ def _int8_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def seconds(programs: Sequence[Callable[[], object]], **_: Any) -> list[list[float]]:
         speeds = []
-        for run in programs:
-            runner: Any = run.func.__self__
-            run()
+        for program in programs:
+            runner: Any = program.func.__self__
+            program()
             speeds.append({"fp32": 1.0, "int8": 2.0 if runner.form == "dynamic" else 2.5}.get(runner.precision, 0.5))
         return [[1 / speed] * 8 for speed in speeds]
 
     monkeypatch.setattr(_race, "seconds_in_turn", seconds)
+
+
+def only_cascades_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail int8 alone, as a stricter gate would: no cascade is judged beside an int8 that passes."""
+
+    def judgement(report: RunnerReport, gate: Gate) -> Judgement:
+        alone = report.precision == "int8" and not report.cascade
+        return replace(judgement_of(report, gate), why_not="too many decisions change" if alone else "")
+
+    monkeypatch.setattr(run, "judgement_of", judgement)
 
 
 def of(choice: Choice, runner: str) -> Candidate:
@@ -226,15 +236,13 @@ def test_with_calibration_every_form_is_tried_and_kept(bundle: Bundle, labelled:
     np.savez(tmp_path / "calibration.npz", images=photographs(7, 64))
     arguments = ("--data", f"array:{labelled}", "--calibration", tmp_path / "calibration.npz", "--gate", "0.1")
     choice, _ = optimized(copy, *arguments)
-    forms = {
-        each.runner.form for each in choice.candidates if each.runner.precision == "int8" and each.judged is not None
-    }
     best = choice.candidates[0]
-    assert (best.passed, best.runner.precision) == (True, "int8")
-    assert best.runner.form in forms
-    assert {"static", "dynamic"} <= forms
-    assert best.graph_sha256 == open_variant(copy, "int8", best.runner.form).sha256
-    assert forms <= set(forms_in(copy, "int8"))
+    assert (best.passed, best.runner.precision, best.runner.form) == (True, "int8", "static")
+    assert best.graph_sha256 == open_variant(copy, "int8", "static").sha256
+    assert {"static", "dynamic"} <= set(forms_in(copy, "int8"))
+    slower = of(choice, "openvino:int8-dynamic")
+    assert slower.reason == f"slower than {best.runner}, which passes, so it was not judged"
+    assert slower.judged is None
     cascades = [each for each in choice.candidates if each.runner.cascade]
     static, dynamic = sorted(cascades, key=lambda each: each.runner.form == "dynamic")  # the fastest graphs
     assert "16 images of" in static.reason  # of its calibration images, too few set no range
@@ -248,6 +256,7 @@ def test_a_cascade_is_judged_and_timed_on_images(
 ) -> None:
     monkeypatch.setattr(_race, "_TIMED_BATCHES", {False: 662, True: 12})
     monkeypatch.setattr(_race, "_MIN_GAIN", 0.0)
+    only_cascades_pass(monkeypatch)
     for module in (cascades_of_images, _deferral):
         monkeypatch.setattr(module, "chosen_threshold", lambda margins, losses, keep: float(np.median(margins)))
     copy = copied(precise_bundle, tmp_path)
@@ -279,6 +288,7 @@ def test_a_cascade_is_judged_and_timed_on_images(
 def test_a_plain_vit_merges_tokens_before_a_cascade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_race, "_TIMED_BATCHES", {False: 662, True: 12})
     monkeypatch.setattr(_race, "_MIN_GAIN", 0.0)
+    only_cascades_pass(monkeypatch)
     monkeypatch.setattr(cascades_of_images, "chosen_threshold", lambda margins, losses, keep: float(np.median(margins)))
     model = timm_model("196_patches")
     content = {"model_state_dict": model.state_dict(), MODEL_METADATA_KEY: json.dumps(spec_to_json(model.spec))}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,8 +35,16 @@ class Timed:
         pass
 
 
-def raced(monkeypatch: pytest.MonkeyPatch, rounds: int = 8, **runners: Timed) -> list[Candidate]:
-    """Race runners, named ``name_of_runner__precision``, and return the candidates."""
+def raced(
+    monkeypatch: pytest.MonkeyPatch,
+    rounds: int = 8,
+    why_not: Mapping[str, str] = MappingProxyType({}),
+    **runners: Timed,
+) -> list[Candidate]:
+    """Race runners, named ``name_of_runner__precision``, and return the candidates.
+
+    why_not: program → why it may not be chosen.
+    """
 
     def seconds(programs: Any, **_: Any) -> list[list[float]]:
         return [[run.func.__self__.seconds.pop(0)] * rounds for run in programs]
@@ -45,7 +55,8 @@ def raced(monkeypatch: pytest.MonkeyPatch, rounds: int = 8, **runners: Timed) ->
         opened[RunnerName.parse(name.replace("__", ":").replace("_", "-"))] = runner
     race = _race.Race(opened, {})
     race.look(np.zeros((1, 1)))
-    race.judge([Judgement()] * len(race.runners))
+    while programs := race.next_to_judge():
+        race.judge({program: Judgement(why_not=why_not.get(str(program), "")) for program in programs})
     race.measure()
     return list(race.candidates())
 
@@ -69,6 +80,24 @@ def test_on_a_gpu_programs_of_cpus_remain_and_engines_are_only_reported(monkeypa
     engine: Any = candidates[-1]
     assert "gmmvit repository --backend tensorrt --engine" in engine.reason
     assert engine.speed.value == pytest.approx(10)
+
+
+def test_what_cannot_win_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates = raced(
+        monkeypatch,
+        why_not={"openvino:int8-static": "too many decisions change"},
+        onnxruntime__fp32=Timed(4, 4),
+        openvino__bf16=Timed(3),
+        openvino__int8_dynamic=Timed(2, 2),
+        openvino__int8_static=Timed(1),
+    )
+    reasons = {str(one.runner): one.reason for one in candidates}
+    assert reasons == {
+        "onnxruntime": "",
+        "openvino:int8-dynamic": "",
+        "openvino:int8-static": "too many decisions change",
+        "openvino:bf16": "slower than openvino:int8-dynamic, which passes, so it was not judged",
+    }
 
 
 def test_few_rounds_choose_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
