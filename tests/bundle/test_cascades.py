@@ -33,7 +33,7 @@ def test_the_target_holds_on_other_images(count: int) -> None:
         kept.append(1 - ((losses > margins) & (margins >= threshold)).mean())
         deferred.append((margins < threshold).mean())
     assert np.mean(np.array(kept) >= 0.99) >= 0.9, kept
-    assert np.mean(deferred) < 0.5
+    assert np.mean(deferred) < 0.6
 
 
 def test_a_program_that_never_errs_defers_nothing_and_more_is_asked_of_few_images() -> None:
