@@ -68,8 +68,9 @@ def optimize(
     as_json: bool = AS_JSON,
 ) -> None:
     """A bundle is the folder that gmmvit export writes. Every runtime and precision of this machine is tried: what the
-    bundle lacks is converted, checked against PyTorch, held to the gate on the images of --data, and timed in turn. The
-    choice is written into the bundle, in runners.json, and serve, repository, classify and bench take it.
+    bundle lacks is converted and timed; what could be chosen is checked against PyTorch, held to the gate on the images
+    of --data, and timed again, in turn. The choice is written into the bundle, in runners.json, and serve, repository,
+    classify and bench take it.
     """
     collect_garbage_rarely()
     with progress("optimize") as on_progress:

@@ -113,7 +113,8 @@ class Race:
                 self._opened[program].close()  # frees the GPU's memory
 
     def next_to_judge(self) -> dict[RunnerName, Runner]:
-        """Return the programs to judge next: those of float32, then the fastest of the others; empty when none is left.
+        """Return the programs to judge next: those of float32, then those of the graph whose program is the fastest of
+        the others; empty when none is left.
 
         Programs that are slower than one that passed are left out.
         """
@@ -122,16 +123,20 @@ class Race:
             return {program: self._opened[program] for program in waiting if program.precision == "fp32"}
         for program in waiting:
             if faster := next((rival for rival in self._judgements if self._cannot_beat(program, rival)), None):
-                self._why[program] = f"slower than {faster}, which passes, so it was not judged"
+                slower = "expected to be slower" if program.cascade else "slower"
+                self._why[program] = f"{slower} than {faster}, which passes the gate, so it was not judged"
         left = sorted((program for program in waiting if program not in self._why), key=self._median_looked)
-        return {program: self._opened[program] for program in left[:1]}
+        return {program: self._opened[program] for program in left if program.arithmetic == left[0].arithmetic}
 
     def _cannot_beat(self, program: RunnerName, rival: RunnerName) -> bool:
-        """Return whether a program is slower than one that can be chosen wherever the program can run."""
-        on_cpu = program.name not in PROGRAMS_OF_GPUS and rival.name in PROGRAMS_OF_GPUS
-        if rival in self._why or rival.name in FLAVORS or rival.precision == "fp32" or on_cpu:
+        """Return whether a program is slower than one that passed, and that can run wherever the program can.
+
+        A cascade is no rival: how often it computes an image again is known only once it is timed.
+        """
+        needs_more = rival.runtime != program.runtime or (rival.kernels and not program.kernels)
+        if rival in self._why or rival.precision == "fp32" or rival.cascade or rival.name in FLAVORS or needs_more:
             return False
-        if program.cascade or rival.cascade:
+        if program.cascade:
             return self._median_looked(program) > self._median_looked(rival)
         return self._ratio(program, rival).high < 1
 

@@ -3,7 +3,7 @@
 1. Convert what the bundle lacks.
 2. Look how fast each program is, in turn; a program that is slower than the fastest in float32 cannot win.
 3. Hold the others to the checks of parity, and to the gate on images, one by one and in batches: those of float32, then
-   the fastest of the others, until one passes that the rest cannot beat.
+   graph by graph, the fastest first. What is slower than a program that passed, and needs as much to run, is left out.
 4. Time those that pass in turn, for longer; a cascade, whose time depends on the images, on those that judge. A program
    in another precision is chosen only if the whole interval of its speed lies above that of float32.
 """
@@ -32,6 +32,7 @@ from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.judgement import judgement_of, wrong_labels_in
 from gmmvit_deploy.parity.options import BATCH, ParityOptions
 from gmmvit_deploy.parity.reference import Reference, why_no_model
+from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
 
@@ -76,23 +77,7 @@ def optimize_bundle(
         stated = gate.keep_decisions if options.keep_decisions or options.gate else None
         firsts = race.firsts if bundle.manifest.has_logits else []  # features have no margin that could defer an image
         race.add(*opened_cascades(bundle, firsts, opened, options.calibration, on_progress, keep_decisions=stated))
-        checks = ParityOptions(
-            data=options.images,
-            limit=options.limit,
-            gate=gate.accuracy,
-            keep_decisions=gate.keep_decisions,
-            keep_neighbours=gate.keep_neighbours,
-            other_preprocessings=False,  # no program's answers depend on it
-            batch=judged,
-        )
-        reference, of_check = Reference(bundle, remembers=True), prefixed("check", on_progress)
-        while runners := race.next_to_judge():
-            report = check_parity(bundle, list(runners.values()), checks, reference=reference, on_progress=of_check)
-            for check in report.checks:
-                if check.verdict == "failed":
-                    raise BundleError(f"{bundle.path}: {check.name}: {check.reasons[0]}")
-            judgements = [judgement_of(of_runner, gate) for of_runner in report.runners]
-            race.judge(dict(zip(runners, judgements, strict=True)))
+        report = _judge(race, bundle, options, gate, judged, prefixed("check", on_progress))
         images = ImageStream(bundle=bundle, images=options.images, batch=batch, limit=stream.count)
         race.measure(images, on_progress=prefixed("time those that pass in turn", on_progress))
         data = report.data or {}
@@ -117,6 +102,30 @@ def optimize_bundle(
     )
     write_choice(bundle.path, choice)
     return choice
+
+
+def _judge(
+    race: Race, bundle: Bundle, options: OptimizeOptions, gate: Gate, batch: int, on_progress: OnProgress
+) -> ParityReport:
+    """Judge programs until none is left that could win, and return the report of those that were judged last."""
+    checks = ParityOptions(
+        data=options.images,
+        limit=options.limit,
+        gate=gate.accuracy,
+        keep_decisions=gate.keep_decisions,
+        keep_neighbours=gate.keep_neighbours,
+        other_preprocessings=False,  # no program's answers depend on it
+        batch=batch,
+    )
+    reference = Reference(bundle, remembers=True)
+    while runners := race.next_to_judge():
+        report = check_parity(bundle, list(runners.values()), checks, reference=reference, on_progress=on_progress)
+        for check in report.checks:
+            if check.verdict == "failed":
+                raise BundleError(f"{bundle.path}: {check.name}: {check.reasons[0]}")
+        judgements = [judgement_of(of_runner, gate) for of_runner in report.runners]
+        race.judge(dict(zip(runners, judgements, strict=True)))
+    return report
 
 
 def _require(bundle: Bundle, batch: int) -> None:

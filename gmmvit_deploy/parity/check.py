@@ -93,7 +93,7 @@ def check_parity(
 
     runners: opened from this bundle, or from a copy of it with other variants.
     skipped: runners that were left out, each with the reason, for the report.
-    reference: that of an earlier call for this bundle, if it remembers its answers.
+    reference: of this bundle, for several calls with the same images; None makes one.
     Errors: InputError when the data does not fit the bundle, or this process cannot build the model; ImageError on
     a broken image, unless ``on_broken`` is ``skip``; every error that a runner raises.
     """

@@ -66,7 +66,7 @@ class Reference:
         other = copy.copy(self)
         other.model, other.exact = copy.copy(self.model), copy.copy(self.exact)
         other.model.outputs = other.exact.outputs = ("features",)
-        other._remembered = None
+        other._remembered = None  # the same inputs have other answers there
         return other
 
     def answers(self, inputs: NDArray[Any]) -> dict[OutputName, tuple[NDArray[Any], NDArray[Any]]]:

@@ -52,7 +52,7 @@ def raced(
     monkeypatch.setattr(_race, "seconds_in_turn", seconds)
     opened: Any = {}
     for name, runner in runners.items():
-        opened[RunnerName.parse(name.replace("__", ":").replace("_", "-"))] = runner
+        opened[RunnerName.parse(name.replace("__", ":").replace("_kernels", "+kernels").replace("_", "-"))] = runner
     race = _race.Race(opened, {})
     race.look(np.zeros((1, 1)))
     while programs := race.next_to_judge():
@@ -85,18 +85,23 @@ def test_on_a_gpu_programs_of_cpus_remain_and_engines_are_only_reported(monkeypa
 def test_what_cannot_win_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     candidates = raced(
         monkeypatch,
-        why_not={"openvino:int8-static": "too many decisions change"},
+        why_not={"openvino+kernels:int8-static": "too many decisions change"},
         onnxruntime__fp32=Timed(4, 4),
-        openvino__bf16=Timed(3),
-        openvino__int8_dynamic=Timed(2, 2),
-        openvino__int8_static=Timed(1),
+        onnxruntime__bf16=Timed(3, 3),
+        openvino__bf16=Timed(3, 3),
+        openvino_kernels__bf16=Timed(3),
+        openvino_kernels__int8_dynamic=Timed(2, 2),
+        openvino_kernels__int8_static=Timed(1),
     )
     reasons = {str(one.runner): one.reason for one in candidates}
+    faster = "openvino+kernels:int8-dynamic"
     assert reasons == {
         "onnxruntime": "",
-        "openvino:int8-dynamic": "",
-        "openvino:int8-static": "too many decisions change",
-        "openvino:bf16": "slower than openvino:int8-dynamic, which passes, so it was not judged",
+        "openvino+kernels:int8-dynamic": "",
+        "openvino:bf16": "",  # runs without our kernels
+        "onnxruntime:bf16": "",
+        "openvino+kernels:int8-static": "too many decisions change",
+        "openvino+kernels:bf16": f"slower than {faster}, which passes the gate, so it was not judged",
     }
 
 

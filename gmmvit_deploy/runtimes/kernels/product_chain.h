@@ -38,7 +38,7 @@ typedef struct {
     int8_t *normed;          /* (rows, width): of a norm that is the last step, otherwise NULL */
     int64_t rows;            /* of all cores */
     int64_t width;           /* a multiple of 16 */
-    int64_t widest;          /* of the depths and width; what is held is the next product's depth */
+    int64_t widest;          /* of the depths and width; what is held is as wide as the next product's depth */
     const ChainStep *steps;
     int64_t count;
 } ProductChain;
