@@ -12,10 +12,10 @@ each with ``images`` (N, height, width, 3), uint8, and ``labels`` (N,). `trained
 networks in this form. ``--aside`` names a folder with photographs that no other set has: crops of these make a third
 set, without labels.
 
-The programs are the straight export in float32, in OpenVINO (also with its bf16) and ONNX Runtime; the straight export
-quantised by other projects (`shared/int8_peers.py`), in each runtime that runs it; and our export in float32, bf16 and
-int8: static, dynamic (without calibration), and mixed (projections moved to more exact forms until 98 % of the
-decisions are kept). Our int8 runs with our kernels and without.
+The programs are the straight export in float32, in OpenVINO (also with its bf16), ONNX Runtime and AOTInductor; the
+straight export quantised by other projects (`shared/int8_peers.py`), in each runtime that runs it; and our export in
+float32, bf16 and int8: static, dynamic (without calibration), and mixed (projections moved to more exact forms until
+98 % of the decisions are kept). Our int8 runs with our kernels and without.
 
     kept         the share of images that keep the class of the float32 straight export, with its interval
     db           variance of the centred float32 logits over the mean square of the difference
@@ -37,7 +37,7 @@ about half an hour on two cores); ``--part judge`` computes the logits; ``--part
 of a processor without; the card states it. ``--program`` (a field of the result) leaves the other programs out.
 
     python benchmarks/int8_real.py --network CHECKPOINT --work FOLDER [--aside PHOTOGRAPHS] [--peers PYTHON]
-        [--modelopt PYTHON] [--part prepare|judge|speed] [--program NAME] [--rounds 10] [--check]
+        [--modelopt PYTHON] [--torchao PYTHON] [--part prepare|judge|speed] [--program NAME] [--rounds 10] [--check]
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch._inductor.package import load_package
 
 from benchmarks.shared import run_card
 from benchmarks.shared.cpu_programs import straight_openvino
@@ -65,7 +66,7 @@ from benchmarks.shared.interleaved import Program, time_rounds
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.photographs import crops_of, shifted
 from benchmarks.shared.places import BENCHMARKS, ROOT, why_failed
-from benchmarks.shared.straight_export import straight_graph
+from benchmarks.shared.straight_export import straight_graph, straight_program
 from benchmarks.shared.tables_int8 import int8_plot
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.cascades import KEEP_DECISIONS, read_cascade, write_cascade
@@ -112,6 +113,9 @@ PEERS = {
     "ort_dynamic": ".onnx",
     "modelopt": ".onnx",
     "modelopt_max": ".onnx",
+    "aotinductor": ".pt2",
+    "pt2e_static": ".pt2",
+    "pt2e_dynamic": ".pt2",
 }
 """Recipe of `shared/int8_peers.py` → suffix of the file that it writes."""
 OURS = {"static": ["--calibration"], "dynamic": [], "mixed": ["--keep-decisions", "0.98", "--calibration"]}
@@ -128,9 +132,15 @@ CASCADES = {
 """Cascade with float32 in OpenVINO with our kernels → its first program, the share of the decisions that it targets."""
 _ON_IMAGES = (
     REFERENCE,
+    "straight onnxruntime",
+    "aotinductor torch",
     "straight openvino bf16",
     "nncf_default openvino",
     "nncf_accuracy openvino",
+    "ort_static onnxruntime",
+    "ort_dynamic onnxruntime",
+    "pt2e_static torch",
+    "pt2e_dynamic torch",
     "ours fp32 openvino+kernels",
     "ours bf16 openvino+kernels",
     "ours static openvino+kernels",
@@ -209,9 +219,7 @@ class Network:
         if aside is not None and self.data("aside") is None:
             np.savez(self.folder / "aside.npz", images=crops_of(aside, side, _CROPS))
         straight, calibration = self.folder / "straight.onnx", self.folder / "calibration.npy"
-        if not straight.exists():
-            model = as_released(model_from_bundle(bundle.manifest, bundle.weights_path))
-            ir.save(straight_graph(model, bundle.input_shape, bundle.manifest.max_batch), straight)
+        self._export(straight)
         if not calibration.exists():
             images, _ = self.images("calibration", CALIBRATION_IMAGES)
             # A tool may take only the first images, which must not be of the first classes only.
@@ -233,6 +241,15 @@ class Network:
                 with open_runner(first, static) as fast, open_runner("openvino+kernels", static) as exact:
                     record = cascade_from_images(static, fast, exact, source, keep_decisions=KEEP_DECISIONS)
                 write_cascade(static, first, record)
+
+    def _export(self, straight: Path) -> None:
+        """Write the straight graph, and beside it the program that PyTorch's compilers read."""
+        bundle, traced = self.bundle(), straight.with_suffix(".pt2")
+        model = as_released(model_from_bundle(bundle.manifest, bundle.weights_path))
+        if not straight.exists():
+            ir.save(straight_graph(model, bundle.input_shape, bundle.manifest.max_batch), straight)
+        if not traced.exists():
+            torch.export.save(straight_program(model, bundle.input_shape, bundle.manifest.max_batch), traced)
 
     def cascade(self, name: str) -> CascadeRunner:
         static, (first, keep_decisions) = self.bundle("static"), CASCADES[name]
@@ -278,6 +295,9 @@ class Network:
         }
         for recipe, suffix in PEERS.items():
             path = self.folder / f"{recipe}{suffix}"
+            if suffix == ".pt2":
+                loads[f"{recipe} torch"] = partial(_in_torch, path)
+                continue
             loads[f"{recipe} openvino"] = partial(straight_openvino, path, "fp32")
             if suffix == ".onnx":
                 loads[f"{recipe} onnxruntime"] = partial(_in_onnxruntime, path)
@@ -307,6 +327,16 @@ class Network:
 def _in_onnxruntime(path: Path) -> Program:
     session = session_from_onnx(path)
     return lambda images: session.run(["logits"], {"tensor": images})[0]
+
+
+def _in_torch(path: Path) -> Program:
+    models = {batch: load_package(path, str(batch)) for batch in BATCHES}
+
+    def run(images: np.ndarray) -> np.ndarray:
+        logits: np.ndarray = models[len(images)](torch.from_numpy(images)).numpy()
+        return logits
+
+    return run
 
 
 def _ours(bundle: Bundle, runner: str, precision: Any) -> Program:
@@ -481,6 +511,7 @@ def main() -> None:
     parser.add_argument("--aside", type=Path, help="folder of photographs that no other set has")
     parser.add_argument("--peers", default=sys.executable, help="Python with nncf, openvino and onnxruntime")
     parser.add_argument("--modelopt", default=sys.executable, help="Python with nvidia-modelopt[onnx]")
+    parser.add_argument("--torchao", default=sys.executable, help="Python with torchao, and torch of the version here")
     parser.add_argument("--part", choices=PARTS, action="append")
     parser.add_argument("--program", action="append", default=[], help="judge and time only this; repeatable")
     parser.add_argument("--rounds", type=int, default=10)
@@ -491,7 +522,8 @@ def main() -> None:
             arguments.network, arguments.work = [small_network(Path(temporary))], Path(temporary) / "work"
         if not arguments.network or arguments.work is None:
             parser.error("expected --network CHECKPOINT and --work FOLDER")
-        peers = {recipe: arguments.modelopt if recipe.startswith("modelopt") else arguments.peers for recipe in PEERS}
+        pythons = {"modelopt": arguments.modelopt, "pt2e": arguments.torchao, "aotinductor": sys.executable}
+        peers = {recipe: pythons.get(recipe.split("_")[0], arguments.peers) for recipe in PEERS}
         for network in [Network(path, arguments.work, arguments.program) for path in arguments.network]:
             parts = arguments.part or PARTS
             answers, times = (arguments.output / f"{network.name}{suffix}" for suffix in (".json", ".speed.json"))

@@ -24,7 +24,8 @@ from benchmarks.shared.tables_serving import every_input
 
 ENGINES = RESULTS / "engines.md"
 HOSTILE = RESULTS / "hostile.md"
-INT8 = RESULTS / "int8_real.md"
+INT8 = ("int8_real", "int8_cascade")
+"""Folders of results of int8_real.py: the first runs, and later ones with cascades and all programs of others."""
 OVERVIEW = RESULTS / "README.md"
 
 
@@ -95,8 +96,7 @@ def current() -> dict[Path, str]:
     documents = (ROOT / "README.md", *sorted((ROOT / "docs" / "pages").rglob("*.md")))
     texts = {page: written(page.read_text(encoding="utf-8")) for page in documents}
     pages = {OVERVIEW: overview(), ENGINES: engines_page(), HOSTILE: hostile_page()}
-    if runs := by_run("int8_real"):
-        pages[INT8] = int8_page(runs)
+    pages |= {RESULTS / f"{folder}.md": int8_page(runs, folder) for folder in INT8 if (runs := by_run(folder))}
     return {**texts, **pages}
 
 

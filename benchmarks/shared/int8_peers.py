@@ -1,4 +1,4 @@
-"""Quantise a straight export to int8 with another project's tool.
+"""Quantise or compile a straight export with another project's tool.
 
 `int8_real.py` and `fastest_cpu.py` run this file with the Python of an environment that has the tool, so the file
 imports nothing of this project. Needs numpy, onnx and, by recipe:
@@ -13,11 +13,16 @@ imports nothing of this project. Needs numpy, onnx and, by recipe:
     modelopt         pip install nvidia-modelopt[onnx]    Model Optimizer with its default, calibrated on the CPU; all
                                                     other operators stay in float32
     modelopt_max     pip install nvidia-modelopt[onnx]    the same with the largest values
+    aotinductor      pip install torch              AOTInductor in float32, with constant weights
+    pt2e_static      pip install torch torchao      PyTorch's int8 for x86 with its default, compiled by AOTInductor
+    pt2e_dynamic     pip install torch torchao      the same, with ranges of activations from each input
 
     PYTHON int8_peers.py RECIPE STRAIGHT.onnx IMAGES.npy OUTPUT
 
+STRAIGHT.onnx: for PyTorch's recipes, STRAIGHT.pt2 beside it is read, a program of `torch.export`.
 IMAGES.npy: the calibration images (N, channels, height, width), float32, in random order.
-OUTPUT: an .xml file of OpenVINO for NNCF, else an .onnx file; the tool's versions are written beside it, as .json.
+OUTPUT: an .xml file of OpenVINO for NNCF; a .pt2 package with the models "1" and "16", each for that number of images,
+for PyTorch; else an .onnx file. The tool's versions are written beside it, as .json.
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ from typing import Any
 import numpy as np
 
 INPUT = "tensor"
+PACKAGED_BATCHES = (1, 16)
 
 
 def nncf(graph: Path, images: np.ndarray, output: Path, **more: Any) -> None:
@@ -125,6 +131,38 @@ def modelopt(graph: Path, images: np.ndarray, output: Path, **more: Any) -> None
         )
 
 
+def aotinductor(graph: Path, images: np.ndarray, output: Path) -> None:
+    import torch
+
+    write_package(torch.export.load(graph.with_suffix(".pt2")).module(), images, output)
+
+
+def pt2e(graph: Path, images: np.ndarray, output: Path, **config: Any) -> None:
+    import torch
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+
+    quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config(**config))
+    prepared = prepare_pt2e(torch.export.load(graph.with_suffix(".pt2")).module(), quantizer)
+    with torch.no_grad():
+        for first in range(0, len(images), 32):  # its histograms are slow, and cost the same for each call
+            prepared(torch.from_numpy(images[first : first + 32]))
+    write_package(convert_pt2e(prepared), images, output)
+
+
+def write_package(module: Any, images: np.ndarray, output: Path) -> None:
+    import torch
+    from torch._inductor.package import package_aoti
+
+    models = {}
+    with torch.no_grad():
+        for batch in PACKAGED_BATCHES:
+            program = torch.export.export(module, (torch.from_numpy(images[:batch]),))
+            options = {"freezing": True, "aot_inductor.package": True}
+            models[str(batch)] = torch._inductor.aot_compile(program.module(), *program.example_inputs, options=options)
+    package_aoti(output, models)
+
+
 RECIPES: dict[str, Callable[[Path, np.ndarray, Path], None]] = {
     "nncf_default": nncf,
     "nncf_extremes": nncf_extremes,
@@ -133,6 +171,9 @@ RECIPES: dict[str, Callable[[Path, np.ndarray, Path], None]] = {
     "ort_dynamic": ort_dynamic,
     "modelopt": modelopt,
     "modelopt_max": partial(modelopt, calibration_method="max"),
+    "aotinductor": aotinductor,
+    "pt2e_static": pt2e,
+    "pt2e_dynamic": partial(pt2e, is_dynamic=True),
 }
 
 TOOLS = {
@@ -143,6 +184,9 @@ TOOLS = {
     "ort_dynamic": ("onnxruntime",),
     "modelopt": ("nvidia-modelopt",),
     "modelopt_max": ("nvidia-modelopt",),
+    "aotinductor": ("torch",),
+    "pt2e_static": ("torch", "torchao"),
+    "pt2e_dynamic": ("torch", "torchao"),
 }
 
 if __name__ == "__main__":

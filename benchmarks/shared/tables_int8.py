@@ -12,21 +12,31 @@ SETS = ("judged", "shifted", "aside")
 _BATCHES = ("1", "16")
 _JUDGED_WITHOUT_A_BATCH = "16"
 _PLOTTED = "judged"
-_BESIDE_CASCADES = {
+_COMPARED = {
     "straight openvino": "float32, OpenVINO",
-    "straight openvino bf16": "bf16, OpenVINO",
+    "straight onnxruntime": "float32, ONNX Runtime",
+    "aotinductor torch": "float32, AOTInductor",
     "ours fp32 openvino+kernels": "float32, ours",
+    "straight openvino bf16": "bf16, OpenVINO",
     "ours bf16 openvino+kernels": "bf16, ours",
+    "ort_static onnxruntime": "int8, ONNX Runtime, static",
+    "ort_dynamic onnxruntime": "int8, ONNX Runtime, dynamic",
+    "pt2e_static torch": "int8, PyTorch, static",
+    "pt2e_dynamic torch": "int8, PyTorch, dynamic",
     "nncf_default openvino": "int8, NNCF",
     "nncf_accuracy openvino": "int8, NNCF with accuracy control",
     "ours static openvino+kernels": "int8, ours",
 }
+"""Program → its name in the tables of `compared_table`, in their order; cascades follow under their own names."""
 
 
-def int8_page(runs: Mapping[str, dict[str, Any]]) -> str:
-    """Return the page: tables, plot, what is missing and run cards of each network.  runs: file → result."""
+def int8_page(runs: Mapping[str, dict[str, Any]], folder: str) -> str:
+    """Return the page: tables, plot, what is missing and run cards of each network.
+
+    runs: file of the folder → result.
+    """
     lines = [
-        "# int8 on real weights",
+        f"# int8 on real weights: {folder}",
         "",
         "`python benchmarks/int8_real.py` measures how many decisions of the float32 network each int8 keeps, and how "
         "long it takes compared with float32; its first lines define the columns. *judged*: images like the "
@@ -41,12 +51,12 @@ def int8_page(runs: Mapping[str, dict[str, Any]]) -> str:
         speed = runs.get(f"{name}.speed", {})
         lines += ["", f"## {name}", "", _tables(run, speed)]
         if speed:
-            lines += ["", f"![Decisions kept against time](int8_real/{name}.svg)"]
+            lines += ["", f"![Decisions kept against time]({folder}/{name}.svg)"]
         tools = {f"{tool} {version}" for versions in run["tools"].values() for tool, version in versions.items()}
-        lines += ["", f"Quantised with {', '.join(sorted(tools)) or 'no tool of another project'}."]
+        lines += ["", f"Tools of other projects: {', '.join(sorted(tools)) or 'none'}."]
         if run.get("minutes"):
             minutes = (f"{what} {spent:g}" for what, spent in run["minutes"].items())
-            lines += ["", f"Minutes of quantisation: {', '.join(minutes)}."]
+            lines += ["", f"Minutes of quantisation or compilation: {', '.join(minutes)}."]
         if run["missing"]:
             lines += ["", *(f"- not measured: {program}: {reason}" for program, reason in run["missing"].items())]
         lines += ["", *card_lines(run["card"]), *(["", *card_lines(speed["card"])] if speed else [])]
@@ -120,25 +130,41 @@ def _tables(run: dict[str, Any], speed: dict[str, Any]) -> str:
     )
 
 
-def cascades_table(runs: Mapping[str, dict[str, Any]]) -> str:
-    """Return the table of cascades beside the programs that they stand between.  runs: file → result."""
+def compared_table(runs: Mapping[str, dict[str, Any]], *, large: bool) -> str:
+    """Return the table of all programs, with cascades.  runs: file → result.  large: of DINOv2, else of the others."""
     rows = []
     for network, run in runs.items():
+        if "programs" not in run or large != network.startswith("dinov2"):
+            continue
         speed = runs.get(f"{network}.speed", {"on_images": {}})
-        for name, sets in run.get("programs", {}).items():
-            if shown := _BESIDE_CASCADES.get(name, name if name.startswith("cascade") else ""):
-                times = [(batch, of.get(name)) for batch, of in speed["on_images"].items()]
-                rows.append(
-                    (
-                        network.replace("_", " "),
-                        shown,
-                        *(f"{sets[kind]['kept']:.2%}" for kind in SETS[:2]),
-                        *(f"{sets[kind]['deferred']:.1%}" if "deferred" in sets[kind] else "" for kind in SETS[:2]),
-                        *(f"{row['time']['value']:.2f}{cross_of(speed, batch)}" for batch, row in times if row),
-                    )
+        cascades = [name for name in run["programs"] if name.startswith("cascade")]
+        for name, shown in {**_COMPARED, **dict(zip(cascades, cascades, strict=True))}.items():
+            sets = run["programs"].get(name)
+            timed = {batch: times[name] for batch, times in speed["on_images"].items() if name in times}
+            if sets is None and not timed:
+                continue
+            minutes = run.get("minutes", {}).get(name.split(" ")[1 if name.startswith("ours") else 0])
+            rows.append(
+                (
+                    *(() if large else (network,)),
+                    shown,
+                    *(_decisions(*(sets[kind] for kind in SETS[:2])) if sets is not None else [""] * 4),
+                    *(_ratio(timed[batch], speed, batch) if batch in timed else "" for batch in _BATCHES),
+                    "" if minutes is None else f"{minutes:g}",
                 )
-    head = ("network", "program", "kept", "kept, shifted", "again", "again, shifted", "time, 1", "time, 16")
-    return table(head, [(*row, *[""] * (len(head) - len(row))) for row in rows])
+            )
+    head = ("program", "kept", "kept, shifted", "top-1", "again", "time, 1", "time, 16", "minutes")
+    return table(head if large else ("network", *head), rows)
+
+
+def _decisions(judged: dict[str, Any], shifted: dict[str, Any]) -> tuple[str, ...]:
+    """Return the shares kept of both sets, the top-1 of the first, and the shares that a cascade computes again."""
+    again = f"{judged['deferred']:.1%}, {shifted['deferred']:.1%}" if "deferred" in judged else ""
+    return (f"{judged['kept']:.2%}", f"{shifted['kept']:.2%}", f"{judged['top1']:.1%}", again)
+
+
+def _ratio(row: dict[str, Any], speed: dict[str, Any], batch: str) -> str:
+    return f"{row['time']['value']:.2f}{cross_of(speed, batch)}"
 
 
 def _on_images(row: dict[str, Any]) -> str:

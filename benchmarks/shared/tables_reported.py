@@ -9,7 +9,7 @@ from benchmarks.shared.places import FAMILIES, RESULTS
 from benchmarks.shared.results import best_straight_of, by_family, by_run, cross_of, interval, result, row_of, table
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.tables_gains import gains_table, headline_table
-from benchmarks.shared.tables_int8 import cascades_table
+from benchmarks.shared.tables_int8 import compared_table
 from benchmarks.shared.tables_serving import (
     bulk_table,
     classify_cost_table,
@@ -66,7 +66,8 @@ def documented_tables() -> dict[str, str]:
     of_paper, costs_of_paper = _of_paper(fastest), _of_paper(costs)
     return {
         "headline": headline_table(by_run("int8_real")),
-        "cascades": cascades_table(by_run("int8_cascade")),
+        "compared": compared_table(by_run("int8_cascade"), large=True),
+        "compared_small": compared_table(by_run("int8_cascade"), large=False),
         "gains": gains_table(fastest),
         "mask_free": mask_free_table(of_paper, costs_of_paper),
         "served": served_table(result("served")),
