@@ -32,12 +32,14 @@ def cascade_from_images(
     source: str,
     *,
     keep_decisions: float,
+    known: dict[str, NDArray[Any]] | None = None,
     on_progress: OnProgress = ignore,
 ) -> CascadeRecord:
     """Choose the images that ``exact``, in float32, computes again.
 
     source: the calibration images. Those that set ranges of the graph of ``fast`` are left out, and those that chose
     its recipe too if there are as many others.
+    known: hash of an image → its logits of ``exact``; what is missing is added, for the next cascade of ``exact``.
     Errors: InputError when the bundle decides nothing, when fewer than `_MIN_IMAGES` images are left, or when a logit
     is not finite; every error of `open_images` and of the runners.
     """
@@ -46,6 +48,7 @@ def cascade_from_images(
     calibration = (record.calibration if record is not None else None) or {}
     ranged, calibrated = set(images_of_ranges(calibration)), set(calibration.get("image_sha256", ()))
     rows: list[tuple[Any, Any, Any]] = []  # margins, losses and hashes
+    known = {} if known is None else known
     images = open_images(bundle, source, limit=THRESHOLD_IMAGES, batch=min(32, bundle.manifest.max_batch))
     done = 0
     for batch in images:
@@ -54,7 +57,10 @@ def cascade_from_images(
         hashes = np.array(image_hashes(batch))
         new = np.array([digest not in ranged for digest in hashes])
         if new.any():
-            logits, reference = fast.rows(batch[new]), exact.rows(batch[new])
+            missing = np.array([digest not in known for digest in hashes]) & new
+            if missing.any():
+                known |= dict(zip(hashes[missing], exact.rows(batch[missing]), strict=True))
+            logits, reference = fast.rows(batch[new]), np.stack([known[digest] for digest in hashes[new]])
             margins = decision_margins(logits, thresholds)
             rows.append((margins, margins - same_margins(logits, reference, thresholds), hashes[new]))
     if (count := sum(len(margins) for margins, _, _ in rows)) < _MIN_IMAGES:

@@ -14,10 +14,13 @@ Graphs that the bundle has are kept.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
+
+from numpy.typing import NDArray
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.cascades import KEEP_DECISIONS, read_cascade, write_cascade
@@ -195,13 +198,15 @@ def opened_cascades(
     """
     cascades: dict[RunnerName, Runner] = {}
     left_out: dict[RunnerName, str] = {}
+    known: dict[RunnerName, dict[str, NDArray[Any]]] = defaultdict(dict)  # float32 program → its logits of the images
     for program in fast:
         cascade, first, second = replace(program, cascade=True), opened[program], opened[program.stages[1]]
         try:
             if calibration is not None:
                 keep = keep_decisions or KEEP_DECISIONS
+                of_second = known[program.stages[1]]
                 record = cascade_from_images(
-                    bundle, first, second, calibration, keep_decisions=keep, on_progress=on_progress
+                    bundle, first, second, calibration, keep_decisions=keep, known=of_second, on_progress=on_progress
                 )
                 write_cascade(bundle, program, record)
             else:
