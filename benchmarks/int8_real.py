@@ -236,10 +236,13 @@ class Network:
         if "merged" not in forms_in(static, "int8") and not why_not_merged(ir.load(static.onnx_path).graph):
             like = record_of(static, "int8", "static")
             variants_from_bundle(static, ("int8",), source, CALIBRATION_IMAGES, like=like, merged=True)
+        known: dict[str, np.ndarray] = {}
         for first in (STATIC, MERGED):
             if first.form in forms_in(static, "int8"):
                 with open_runner(first, static) as fast, open_runner("openvino+kernels", static) as exact:
-                    record = cascade_from_images(static, fast, exact, source, keep_decisions=KEEP_DECISIONS)
+                    record = cascade_from_images(
+                        static, fast, exact, source, keep_decisions=KEEP_DECISIONS, known=known
+                    )
                 write_cascade(static, first, record)
 
     def _export(self, straight: Path) -> None:
