@@ -99,7 +99,7 @@ def measured_rows(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
         service = stack.enter_context(Service(ServerOptions(http_port=0, grpc_port=0, metrics_port=0), settings))
         server = TritonServer(models.path, options=service.server_options)
         service.start(server, cancelled=lambda: False)
-        front = stack.enter_context(FrontProcess(FrontOptions(triton_url=server.grpc_url), None))
+        front = stack.enter_context(FrontProcess(FrontOptions(triton_url=server.http_url), None))
         front.wait_ready()
         urls = {
             "triton": f"{server.http_url}/v2/models/gmmvit/infer",

@@ -101,7 +101,7 @@ def folder(
 def addresses(server: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Addresses of ``/classify`` without TLS: behind a gateway, and alone."""
     gateway = Gateway(GatewaySettings(keys=key_file(tmp_path_factory.mktemp("keys"))), **FREE_PORTS)
-    options = FrontOptions(triton_url=server.grpc_url)
+    options = FrontOptions(triton_url=server.http_url)
     with FrontProcess(options, gateway.front_secret) as behind, FrontProcess(options, None) as alone:
         for front in (behind, alone):
             front.wait_ready()

@@ -37,7 +37,7 @@ IN_THE_SERVER = ("gmmvit_deploy.serving.triton_models.",)
 """Modules that run inside Triton; only Triton has the modules that they import."""
 
 
-PROGRAMS = ("_launch", ".front._triton", ".front._app")
+PROGRAMS = ("_launch", ".front._app")
 """Modules that run in a process of their own, and import what it needs at its start."""
 
 

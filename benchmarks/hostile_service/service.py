@@ -116,7 +116,9 @@ class Service:
         own = [name for name in regions if any(name.startswith(folder) for folder in folders)]
         OWN_REGIONS[:] = sorted(own, key=lambda name: (_SHARED_MEMORY / name).stat().st_mtime)
         if not self._gateway and self._front is None:
-            self._front = FrontProcess(FrontOptions(triton_url=f"grpc://{self.grpc_address}"), self._secret)
+            self._front = FrontProcess(
+                FrontOptions(triton_url="http://{}:{}".format(*self._addresses["http"])), self._secret
+            )
             self._front.wait_ready()
 
     def _printed(self) -> dict[str, str]:

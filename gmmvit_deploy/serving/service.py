@@ -81,7 +81,7 @@ class Replica:
         body_bytes = DEFAULT_BODY_BYTES if gateway is None else gateway.settings.max_body_bytes
         self.front.serve(
             FrontOptions(
-                triton_url=self.server.grpc_url,
+                triton_url=self.server.http_url,
                 metrics_url=self.server.metrics_url,
                 models=models,
                 max_body_bytes=body_bytes,

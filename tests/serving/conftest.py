@@ -47,7 +47,7 @@ def limited_server(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="session")
 def front(server: Running) -> Iterator[FrontProcess]:
     """A front without a gateway."""
-    with FrontProcess(FrontOptions(triton_url=server.grpc_url, max_body_bytes=MAX_BYTES), None) as running:
+    with FrontProcess(FrontOptions(triton_url=server.http_url, max_body_bytes=MAX_BYTES), None) as running:
         running.wait_ready()
         yield running
 

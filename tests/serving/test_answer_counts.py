@@ -60,7 +60,7 @@ def test_each_answer_counts_once_and_the_gateways_check_does_not(bundle: Bundle,
         infer = runner.server.connection.infer_all  # type: ignore[attr-defined]
         (logits,) = infer("shop", "IMAGE", images, outputs=("logits",))
         infer("shop_classify", "IMAGE", images[:2], outputs=("label",))
-    with FrontProcess(FrontOptions(triton_url=counting.grpc_url, models=("shop",)), None) as front:
+    with FrontProcess(FrontOptions(triton_url=counting.http_url, models=("shop",)), None) as front:
         front.wait_ready()
         httpx.post(f"{front.url}/classify", content=files[0], timeout=30, trust_env=False).raise_for_status()
     (check,) = counting.models.health
@@ -79,7 +79,7 @@ def test_each_answer_counts_once_and_the_gateways_check_does_not(bundle: Bundle,
 
 
 def test_the_page_shows_them_beside_the_shares_of_the_judging_images(counting: TritonServer) -> None:
-    options = FrontOptions(triton_url=counting.grpc_url, metrics_url=counting.metrics_url, models=("shop",))
+    options = FrontOptions(triton_url=counting.http_url, metrics_url=counting.metrics_url, models=("shop",))
     image = encoded(photo(40, 30), "PNG")
     with FrontProcess(options, None) as front, open_chromium() as browser:
         front.wait_ready()

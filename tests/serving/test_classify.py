@@ -95,7 +95,7 @@ def test_a_client_that_sends_too_slowly_loses_its_connection(what: str, monkeypa
 
     async def closed() -> bytes:
         config = uvicorn.Config(
-            front_app(FrontOptions(triton_url="grpc://127.0.0.1:1"), None), http=_http.LimitedHttp, lifespan="on"
+            front_app(FrontOptions(triton_url="http://127.0.0.1:1"), None), http=_http.LimitedHttp, lifespan="on"
         )
         server = uvicorn.Server(config)
         with socket.create_server(("127.0.0.1", 0)) as listener:

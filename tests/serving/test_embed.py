@@ -57,7 +57,7 @@ def server(
 
 @pytest.fixture(scope="module")
 def front(server: TritonServer) -> Iterator[FrontProcess]:
-    with FrontProcess(FrontOptions(triton_url=server.grpc_url, max_body_bytes=MAX_BYTES), None) as running:
+    with FrontProcess(FrontOptions(triton_url=server.http_url, max_body_bytes=MAX_BYTES), None) as running:
         running.wait_ready()
         yield running
 
@@ -187,7 +187,7 @@ def test_features_that_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Triton, "model", model)
     monkeypatch.setattr(Triton, "answers", answers)
-    app = front_app(FrontOptions(triton_url="grpc://127.0.0.1:1"), None)
+    app = front_app(FrontOptions(triton_url="http://127.0.0.1:1"), None)
     with TestClient(app, base_url="http://localhost") as client:
         for arguments in (
             {"url": "/embed", "content": b"x"},
@@ -198,7 +198,7 @@ def test_features_that_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_without_logits_names_the_other_path(server: TritonServer, features_bundle: Bundle) -> None:
-    with FrontProcess(FrontOptions(triton_url=server.grpc_url, models=("backbone",)), None) as front:
+    with FrontProcess(FrontOptions(triton_url=server.http_url, models=("backbone",)), None) as front:
         front.wait_ready()
         refused = asked(front.url, "/classify", content=IMAGES["photo.png"])
         page = httpx.get(front.url, trust_env=False)  # the page asks /classify
@@ -215,7 +215,7 @@ def reader(server: TritonServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (tmp_path / name).write_bytes(image)
     (tmp_path / "key.txt").write_text(f"{KEY}\n")
     gateway = Gateway(GatewaySettings(keys=key_file(tmp_path)), **FREE_PORTS)
-    with FrontProcess(FrontOptions(triton_url=server.grpc_url), gateway.front_secret) as behind:
+    with FrontProcess(FrontOptions(triton_url=server.http_url), gateway.front_secret) as behind:
         behind.wait_ready()
         gateway.start(server, front=behind.front)
         monkeypatch.setenv("GMMVIT_URL", gateway.http_url)

@@ -32,7 +32,7 @@ from tests.waiting import everything_was_read, wait_until
 
 SECRET = os.urandom(16).hex()
 KEY = {FRONT_HEADER: SECRET}
-UNREACHABLE = FrontOptions(triton_url="grpc://127.0.0.1:1")
+UNREACHABLE = FrontOptions(triton_url="http://127.0.0.1:1")
 IMAGES = [encoded(photo(40, 30, seed=n), "JPEG") for n in range(3)]
 MAX_BYTES = 2**20
 
@@ -66,7 +66,7 @@ def files(*images: bytes) -> list[tuple[str, tuple[str, bytes]]]:
 
 @pytest.fixture(scope="module")
 def front(server: Running) -> Iterator[FrontProcess]:
-    options = FrontOptions(triton_url=server.grpc_url, max_body_bytes=MAX_BYTES, body_timeout_s=0.5)
+    options = FrontOptions(triton_url=server.http_url, max_body_bytes=MAX_BYTES, body_timeout_s=0.5)
     with FrontProcess(options, SECRET) as running:
         running.wait_ready()
         yield running
@@ -266,7 +266,7 @@ class TestOverload:
     )
     def test_no_more_than_the_maximum(self, limit: dict[str, int], length: int, reason: str, server: Running) -> None:
         kinds = {"/classify": "image/jpeg", "/embed": "image/jpeg", "/v1/embeddings": "application/json"}
-        with FrontProcess(FrontOptions(triton_url=server.grpc_url, **limit), SECRET) as front:
+        with FrontProcess(FrontOptions(triton_url=server.http_url, **limit), SECRET) as front:
             front.wait_ready()
             with unfinished(front, length):
                 for path, kind in kinds.items():
@@ -280,7 +280,7 @@ class TestOverload:
         """While two requests of 49 million pixels wait in Triton, a third is refused with Triton's reason."""
         bomb = flat_png(7000, 7000)
         with (
-            FrontProcess(FrontOptions(triton_url=limited_server.grpc_url), SECRET) as front,
+            FrontProcess(FrontOptions(triton_url=limited_server.http_url), SECRET) as front,
             ThreadPoolExecutor(6) as pool,
         ):
             front.wait_ready()
@@ -315,7 +315,7 @@ class TestProcess:
         """Starlette's own form parser would write the part of 3 MB into the temporary folder."""
         monkeypatch.setenv("TMPDIR", str(tmp_path))
         seen: set[str] = set()
-        with FrontProcess(FrontOptions(triton_url=server.grpc_url), SECRET) as front:
+        with FrontProcess(FrontOptions(triton_url=server.http_url), SECRET) as front:
             front.wait_ready()
             done = threading.Event()
 
@@ -350,7 +350,7 @@ class TestProcess:
 
     @pytest.mark.nightly
     def test_a_request_that_runs_is_answered_when_the_front_stops(self, server: Running) -> None:
-        with FrontProcess(FrontOptions(triton_url=server.grpc_url), SECRET) as front:
+        with FrontProcess(FrontOptions(triton_url=server.http_url), SECRET) as front:
             front.wait_ready()
             connection = http.client.HTTPConnection("127.0.0.1", front.port, timeout=30)
             connection.request("POST", "/classify", flat_png(7000, 7000), KEY)

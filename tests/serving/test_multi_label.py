@@ -162,7 +162,7 @@ def test_classify_prints_the_labels_above_their_thresholds(
 
 def test_the_front_states_thresholds(logits: np.ndarray, server: TritonServer, folder: Path) -> None:
     secret = os.urandom(16).hex()
-    with FrontProcess(FrontOptions(triton_url=server.grpc_url), secret) as front:
+    with FrontProcess(FrontOptions(triton_url=server.http_url), secret) as front:
         front.wait_ready()
         answer = httpx.post(
             f"{front.url}/classify?top=1", content=(folder / "0.png").read_bytes(), headers={FRONT_HEADER: secret}
@@ -175,7 +175,7 @@ def test_the_front_states_thresholds(logits: np.ndarray, server: TritonServer, f
 
 
 def test_the_page_shows_the_labels_and_their_thresholds(logits: np.ndarray, server: TritonServer, folder: Path) -> None:
-    with FrontProcess(FrontOptions(triton_url=server.grpc_url), None) as front, open_chromium() as browser:
+    with FrontProcess(FrontOptions(triton_url=server.http_url), None) as front, open_chromium() as browser:
         front.wait_ready()
         page = browser.new_page()
         page.goto(front.url)

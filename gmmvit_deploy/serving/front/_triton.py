@@ -1,18 +1,21 @@
-"""Ask a Triton server on this machine for logits or features, over gRPC."""
+"""Ask a Triton server on this machine for logits or features, over HTTP/1.1 with KServe's binary tensors.
+
+gRPC for Python, and aiohttp, need 0.7 ms of the processor for a request, and this protocol on httptools 0.3 ms.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import struct
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-import grpc
-import grpc.aio
-import numpy as np  # here, so that no request waits for the imports
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+import httptools
+import numpy as np  # here, so that no request waits for the import
 
 from gmmvit_deploy.inference import GROUPED
 from gmmvit_deploy.inference.labels import LabelSet
@@ -23,19 +26,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _READY_S, _ANSWER_S = 2.0, 60.0
-_CHANNEL = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.enable_http_proxy", 0),
-    # A server that is started again is reached at once; by default, the pauses grow to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 500),
-)
 _GROUPED_BYTES = 8 * 2**10
 """The maximum size of an image that is sent with others: a larger one takes longer to decode than to pass on alone."""
 _TYPES = {"FP32": np.float32, "BOOL": np.bool_}
 _OF_TRITON = re.compile(r"^(\[request id: [^\]]*\] )?in ensemble '[^']*', ")
 """How an error of a model inside an ensemble begins."""
+_JSON_LENGTH = "Inference-Header-Content-Length"
+"""The header with the length of the JSON before the binary tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +54,7 @@ class Model:
 
 
 class Triton:
-    """A connection to Triton's gRPC port.  Use it inside ``async with Triton(options) as triton:``.
+    """The HTTP port of a Triton server.  Use it inside ``async with Triton(options) as triton:``.
 
     Errors of every method: Refusal with status 503 when Triton is overloaded or not reachable, 504 when Triton does
     not answer in time, 400 when Triton refuses the images, and 502 for every other error. The texts with status 502
@@ -68,47 +65,31 @@ class Triton:
         self._options = options
         self._models: dict[str, Model] = {}
         self._groups: dict[tuple[str, ...], _Group] = {}
-        self._channel: grpc.aio.Channel
-        self._stub: service_pb2_grpc.GRPCInferenceServiceStub
-        self._watching: asyncio.Task[None]
+        self._idle: list[_Connection] = []
 
     async def __aenter__(self) -> Triton:
-        address = self._options.triton_url.removeprefix("grpc://")
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL)
-        # The stub of tritonclient's protocol: its InferenceServerClient needs a third more time for a request.
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._watching = asyncio.create_task(self._forget_models_of_a_lost_server())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._watching.cancel()
-        await self._channel.close()
-
-    async def _forget_models_of_a_lost_server(self) -> None:
-        """Forget the models at each change of the connection: a server that is started again may have other bundles."""
-        while True:
-            await self._channel.wait_for_state_change(self._channel.get_state())
-            self._models.clear()
+        for connection in list(self._idle):
+            connection.close()
 
     async def ready(self) -> bool:
         """Return whether the server and all models are ready."""
-        server = service_pb2.ServerReadyRequest()
-        models = [service_pb2.ModelReadyRequest(name=name) for name in self._options.models]
+        paths = ["/v2/health/ready", *(f"/v2/models/{name}/ready" for name in self._options.models)]
         try:
-            if not (await self._stub.ServerReady(server, timeout=_READY_S)).ready:
-                return False
-            answers = await asyncio.gather(*(self._stub.ModelReady(model, timeout=_READY_S) for model in models))
-        except grpc.aio.AioRpcError:
+            answers = await asyncio.gather(*(self._answer("GET", path, timeout_s=_READY_S) for path in paths))
+        except Refusal:
             return False
-        return all(answer.ready for answer in answers)
+        return all(answer.status == 200 for answer in answers)
 
     async def model(self, name: str) -> Model:
-        """Return the description of a model, which is read again after the connection to the server was lost."""
+        """Return the description of a model, which is read again after a connection to the server was lost."""
         model = self._models.get(name)
         if model is None:
-            answer = await self._answered(self._stub.ModelConfig, service_pb2.ModelConfigRequest(name=name))
+            answer = _accepted(await self._answer("GET", f"/v2/models/{name}/config"))
             try:
-                model = self._models[name] = _model(answer.config)
+                model = self._models[name] = _model(json.loads(answer.body))
             except (KeyError, TypeError, ValueError) as exc:
                 raise Refusal(502, "the server sent no description of its model") from exc
         return model
@@ -152,29 +133,120 @@ class Triton:
     async def _asked(
         self, model: str, images: Sequence[bytes], outputs: Collection[str], *, grouped: bool = False
     ) -> dict[str, NDArray[Any]]:
-        request = service_pb2.ModelInferRequest(model_name=model)
-        request.inputs.add(name="IMAGE", datatype="BYTES", shape=[len(images), 1])
-        for name in outputs:
-            request.outputs.add(name=name)
-        if grouped:
-            request.parameters[GROUPED].bool_param = True
-        request.raw_input_contents.append(b"".join(struct.pack("<I", len(image)) + image for image in images))
-        answer = await self._answered(self._stub.ModelInfer, request)
-        values = {}
-        for output, content in zip(answer.outputs, answer.raw_output_contents, strict=False):
-            if output.datatype in _TYPES and list(output.shape)[:-1] == [len(images)]:
-                values[output.name] = np.frombuffer(content, _TYPES[output.datatype]).reshape(output.shape)
+        tensor = b"".join(struct.pack("<I", len(image)) + image for image in images)
+        size = {"binary_data_size": len(tensor)}
+        request = {
+            "inputs": [{"name": "IMAGE", "datatype": "BYTES", "shape": [len(images), 1], "parameters": size}],
+            "outputs": [{"name": name, "parameters": {"binary_data": True}} for name in outputs],
+            "parameters": {GROUPED: True} if grouped else {},
+        }
+        answer = _accepted(await self._answer("POST", f"/v2/models/{model}/infer", request, tensor))
+        values, end = {}, int(answer.headers.get(_JSON_LENGTH.lower().encode(), len(answer.body)))
+        for output in json.loads(answer.body[:end])["outputs"]:
+            start, end = end, end + output["parameters"]["binary_data_size"]
+            if output["datatype"] in _TYPES and output["shape"][:-1] == [len(images)]:
+                rows = np.frombuffer(answer.body[start:end], _TYPES[output["datatype"]])
+                values[output["name"]] = rows.reshape(output["shape"])
         if missing := [name for name in outputs if name not in values]:
             raise Refusal(502, f"the server sent no {missing[0]} for the images")
         return values
 
-    async def _answered(self, method: Callable[..., Awaitable[Any]], request: Any) -> Any:
+    async def _answer(
+        self, method: str, path: str, request: Any = None, tensor: bytes = b"", *, timeout_s: float = _ANSWER_S
+    ) -> _Answer:
+        """Send JSON and a tensor, and return the answer, whatever its status."""
+        text = b"" if request is None else json.dumps(request).encode()
+        of_body = f"{_JSON_LENGTH}: {len(text)}\r\nContent-Length: {len(text) + len(tensor)}\r\n" if text else ""
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{of_body}\r\n".encode()
         try:
-            return await method(request, timeout=_ANSWER_S)
-        except grpc.aio.AioRpcError as exc:
-            if exc.code() == grpc.StatusCode.UNAVAILABLE and not _OF_TRITON.match(exc.details() or ""):
-                self._models.clear()  # the next server may serve other bundles
-            raise _refusal(exc) from exc
+            async with asyncio.timeout(timeout_s):
+                connection = self._idle.pop() if self._idle else await self._connected()
+                try:
+                    return await connection.answer(head + text, tensor)
+                finally:
+                    if connection.reusable:
+                        self._idle.append(connection)
+                    else:
+                        connection.close()
+        except TimeoutError as exc:
+            raise Refusal(504, "the server did not answer in time") from exc
+        except (OSError, httptools.HttpParserError) as exc:
+            self._models.clear()  # the next server may serve other bundles
+            raise overloaded("the server is not reachable; send the request again later") from exc
+
+    async def _connected(self) -> _Connection:
+        address = urlsplit(self._options.triton_url)
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(lambda: _Connection(self._lost), address.hostname, address.port)
+        return connection
+
+    def _lost(self, connection: _Connection) -> None:
+        """Forget the models: a server that is started again may have other bundles."""
+        self._models.clear()
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """An answer of HTTP.  headers: lower-case name → value."""
+
+    status: int
+    headers: Mapping[bytes, bytes]
+    body: bytes
+
+
+class _Connection(asyncio.Protocol):
+    """A connection to a server, for one request at a time."""
+
+    def __init__(self, on_lost: Callable[[_Connection], None]) -> None:
+        self._on_lost = on_lost
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport
+        self._waiting: asyncio.Future[_Answer] | None = None
+        self.reusable = False
+        """True if the last answer is complete, and the server takes another request."""
+
+    async def answer(self, *parts: bytes) -> _Answer:
+        """Send a request, and return the answer.  Errors: ConnectionError, or httptools.HttpParserError."""
+        self.reusable = False
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._waiting = asyncio.get_running_loop().create_future()
+        self._transport.writelines(parts)
+        return await self._waiting
+
+    def close(self) -> None:
+        self._transport.abort()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as exc:
+            self._fail(exc)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.reusable = False
+        self._fail(exc or ConnectionResetError("the server closed the connection"))
+        self._on_lost(self)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        self.reusable = self._parser.should_keep_alive()
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(_Answer(self._parser.get_status_code(), self._headers, b"".join(self._body)))
+
+    def _fail(self, exc: Exception) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(exc)
 
 
 class _Group:
@@ -186,28 +258,31 @@ class _Group:
 
 
 def _model(config: Any) -> Model:
-    parameters = {name: value.string_value for name, value in config.parameters.items()}
+    parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
     return Model(
-        name=config.name,
+        name=config["name"],
         label_set=LabelSet.from_parameters(parameters),
         bundle=parameters["gmmvit_bundle_sha256"],
         runner=parameters.get("gmmvit_runner", ""),
-        max_batch=config.max_batch_size,
-        max_group=min(config.max_batch_size, int(parameters.get("grouped_images", 1))),
-        outputs={output.name: output.dims[-1] for output in config.output},
+        max_batch=config["max_batch_size"],
+        max_group=min(config["max_batch_size"], int(parameters.get("grouped_images", 1))),
+        outputs={output["name"]: output["dims"][-1] for output in config["output"]},
     )
 
 
-def _refusal(error: grpc.aio.AioRpcError) -> Refusal:
-    """Return what the client of the front gets in place of an error of Triton, or of the connection to Triton."""
-    status, text = error.code().name, error.details() or ""
+def _accepted(answer: _Answer) -> _Answer:
+    """Return an answer with status 200.  Errors: Refusal, which the client of the front gets for another one."""
+    if answer.status == 200:
+        return answer
+    try:
+        text = json.loads(answer.body)["error"]
+    except (KeyError, TypeError, ValueError):
+        text = ""
     reason = _OF_TRITON.sub("", text)
-    if status == "DEADLINE_EXCEEDED":
-        return Refusal(504, "the server did not answer in time")
-    if status in ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"):
+    if answer.status in (429, 499, 503):
         by_a_model = reason != text
-        return overloaded(reason if by_a_model else "the server is not reachable; send the request again later")
-    if status == "INVALID_ARGUMENT":
+        raise overloaded(reason if by_a_model else "the server is not reachable; send the request again later")
+    if answer.status == 400:
         position = re.match(r"image (\d+): ", reason)
-        return Refusal(400, reason or "the server refused the images", image=int(position[1]) if position else None)
-    return Refusal(502, "the server failed to answer")
+        raise Refusal(400, reason or "the server refused the images", image=int(position[1]) if position else None)
+    raise Refusal(502, "the server failed to answer")

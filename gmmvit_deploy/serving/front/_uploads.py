@@ -103,7 +103,8 @@ def body_length(request: Request, max_bytes: int) -> int:
 async def receive_body(request: Request, length: int, timeout_s: float) -> bytes:
     """Receive a body of ``length`` bytes.  Errors: Refusal, 408 after ``timeout_s``, or 400."""
     try:
-        body = await asyncio.wait_for(request.body(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            body = await request.body()
     except TimeoutError as exc:
         raise Refusal(408, f"the body did not arrive within {timeout_s:g} s", headers={"Connection": "close"}) from exc
     except ClientDisconnect as exc:

@@ -40,7 +40,7 @@ RETRY_AFTER_S = 1
 class FrontOptions:
     """Options of the front.
 
-    triton_url: the gRPC address of the Triton server, ``grpc://127.0.0.1:PORT``.
+    triton_url: the HTTP address of the Triton server, ``http://127.0.0.1:PORT``.
     metrics_url: the address of its metrics, whose counts of answers the page shows; "" without the counts.
     models: the names of the ensembles that clients may ask.
     max_body_bytes: the maximum size of a body; a larger one gets status 413.

@@ -25,7 +25,7 @@ from gmmvit_deploy.serving.ports import listening_socket
 from gmmvit_deploy.serving.processes import Restarts, launched
 
 _HOST = "127.0.0.1"
-_PACKAGES = ("starlette", "uvicorn", "uvloop", "httptools", "tritonclient", "python_multipart")
+_PACKAGES = ("starlette", "uvicorn", "uvloop", "httptools", "python_multipart")
 _EXIT_TIMEOUT_S = 20  # longer than the front waits for the requests that it received
 _EXIT_BEHIND_GATEWAY_S = 5  # the gateway has stopped before, so nobody waits for an answer
 _POLL_S = 0.05

@@ -249,7 +249,7 @@ def test_a_served_cascade_says_which_images_float32_answered_and_counts_them(cas
             line.split("{")[0]: float(line.split()[-1]) for line in metrics.splitlines() if line.startswith("gmmvit_")
         }
         assert 0 < counts["gmmvit_deferred_images_total"] < counts["gmmvit_images_total"]
-        with FrontProcess(FrontOptions(triton_url=server.grpc_url), None) as front:
+        with FrontProcess(FrontOptions(triton_url=server.http_url), None) as front:
             front.wait_ready()
             url = f"{front.url}/classify"
             answer = httpx.post(url, content=encoded(photo(40, 30), "PNG"), timeout=30, trust_env=False).json()
