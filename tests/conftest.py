@@ -236,12 +236,16 @@ def small_swin(kind: MaskKind) -> Model:
     return model_from_spec(spec).eval()
 
 
+def photo_pixels(seed: int, count: int) -> np.ndarray:
+    """Return pixels (count, 32, 32, 3) with the contrasts of photographs: smooth patches, not white noise."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
+    return coarse.repeat(8, axis=1).repeat(8, axis=2)
+
+
 @pytest.fixture(scope="session")
 def calibration_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pixels with the contrasts of photographs: smooth patches, not white noise."""
     path = tmp_path_factory.mktemp("calibration") / "images.npz"
-    coarse = np.random.default_rng(5).integers(0, 256, (64, 4, 4, 3), dtype=np.uint8)
-    np.savez(path, images=coarse.repeat(8, axis=1).repeat(8, axis=2))
+    np.savez(path, images=photo_pixels(5, 64))
     return path
 
 

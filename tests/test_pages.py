@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from pathlib import Path
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from gmmvit_deploy.errors import InputError, OutputError
 from gmmvit_deploy.reports import pages
 from gmmvit_deploy.reports.pages import Outcome, Summary, figure, rendered, require_page, written_page
 from gmmvit_deploy.reports.plotting import SERIES, bar_style, figure_and_axes, line_style, svg
 from tests.browser import accessibility_problems
-from tests.pages import parsed, require_readable_page, stylesheet_colours
-
-MIN_DISTANCE = 20.0
-"""CIE 1976 colour difference of two series; 2.3 is just noticeable."""
-
-# What people see who lack a kind of cone, in linear sRGB.  Source: Machado, Oliveira, Fernandes 2009, severity 1.
-DEFICIENCIES = {
-    "normal": np.eye(3),
-    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
-    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
-}
+from tests.pages import parsed, require_readable_page
 
 
 def a_plot(description: str = "A line from 1 to 2, and a bar of 3.") -> str:
@@ -71,29 +57,6 @@ def test_a_page_is_readable() -> None:
     assert tree.all("h1")[0].text == "A <title>"
     assert tree.all("summary")[0].text == "Skipped (2)"
     assert [cell.attributes.get("class") for cell in tree.all("thead")[0].all("th")] == [None, "number", None]
-
-
-def series(scheme: int) -> tuple[str, ...]:
-    """Return the colours of the series in a page.  scheme: 0 for light, 1 for dark."""
-    colours = stylesheet_colours(a_page())[scheme]
-    return tuple(colour for name, colour in colours.items() if name.startswith("series-"))
-
-
-@pytest.mark.parametrize("deficiency", DEFICIENCIES)
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_series_are_distinct_with_every_deficiency(scheme: int, deficiency: str) -> None:
-    seen = [_lab(colour, np.asarray(DEFICIENCIES[deficiency])) for colour in series(scheme)]
-    assert min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2)) >= MIN_DISTANCE
-
-
-def _lab(colour: str, deficiency: NDArray[np.float64]) -> NDArray[np.float64]:
-    """CIELAB of a colour ``#rrggbb`` after a deficiency.  Source: IEC 61966-2-1, CIE 15, white D65."""
-    rgb = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    matrix = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-    xyz = matrix @ (deficiency @ linear).clip(0, 1) / np.array([0.95047, 1, 1.08883])
-    x, y, z = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
 def test_series_differ_in_more_than_colour() -> None:

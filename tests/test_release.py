@@ -6,9 +6,13 @@ Installing the wheel into empty environments is left to `make release`: each env
 from __future__ import annotations
 
 import io
+import os
 import re
+import shutil
+import subprocess
 import tarfile
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +27,23 @@ from release.steps import (
     tracked_files,
 )
 
-from tests.repositories import ROOT, repository_with
+from tests.documented import ROOT
 
 pytestmark = pytest.mark.nightly
 
 needs_a_checkout = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="these sources are not in a git checkout")
+
+
+def repository_with(folder: Path, names: Iterable[str]) -> Path:
+    """Make ``folder`` a git repository with these files of the project, committed."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name)
+    author = ("-c", "user.name=A Tester", "-c", "user.email=tester@example.org")
+    own_settings = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    for words in ("init --quiet", "add --all --force", "commit --quiet --message Files"):
+        subprocess.run(["git", *author, *words.split()], cwd=folder, check=True, env={**os.environ, **own_settings})
+    return folder
 
 
 def test_the_changelog_of_this_checkout_agrees_with_its_version() -> None:

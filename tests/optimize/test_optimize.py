@@ -40,7 +40,7 @@ from gmmvit_deploy.runtimes.runners.chosen import choose_runner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import graph_of, open_runner
 from tests.cli.terminal import Answer, gmmvit_here, refused
-from tests.conftest import cifar_options
+from tests.conftest import cifar_options, photo_pixels
 from tests.pages import require_readable_page
 from tests.parity.test_quantised import planted
 from tests.planted.quantised import FAULTS
@@ -48,11 +48,6 @@ from tests.timm_graphs import timm_model
 
 pytestmark = pytest.mark.integration
 IMAGES = 520
-
-
-def photographs(seed: int, count: int) -> np.ndarray:
-    coarse = np.random.default_rng(seed).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
-    return coarse.repeat(8, axis=1).repeat(8, axis=2)
 
 
 def copied(bundle: Bundle, folder: Path) -> Bundle:
@@ -63,7 +58,7 @@ def copied(bundle: Bundle, folder: Path) -> Bundle:
 @pytest.fixture(scope="module")
 def labelled(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Enough images for the measured ratio to decide, labelled by the network itself."""
-    path, images = tmp_path_factory.mktemp("gate") / "images.npz", photographs(1, IMAGES)
+    path, images = tmp_path_factory.mktemp("gate") / "images.npz", photo_pixels(1, IMAGES)
     with open_runner("onnxruntime", bundle) as runner:
         labels = runner.rows(bundle.inputs_from_pixels(images)).argmax(1)
     np.savez(path, images=images, labels=labels)
@@ -156,7 +151,7 @@ def test_missing_forms_of_int8_are_tried_and_written_beside_what_was_there(
 ) -> None:
     bundle = copied(precise_bundle, tmp_path)
     before = {path: path.read_bytes() for path in bundle.path.rglob("*") if path.is_file()}
-    np.savez(tmp_path / "x.npz", images=photographs(3, 24))
+    np.savez(tmp_path / "x.npz", images=photo_pixels(3, 24))
     choice, _ = optimized(bundle, "--data", f"array:{tmp_path / 'x.npz'}")
     assert {path: path.read_bytes() for path in before} == before
     assert {path.name for path in bundle.path.rglob("*") if path.is_file() and path not in before} == {
@@ -174,7 +169,7 @@ def test_without_labels_decisions_decide_and_without_calibration_static_int8_is_
     bundle: Bundle, tmp_path: Path
 ) -> None:
     copy = copied(bundle, tmp_path)
-    np.savez(tmp_path / "x.npz", images=photographs(3, 24))
+    np.savez(tmp_path / "x.npz", images=photo_pixels(3, 24))
     choice, answer = optimized(copy, "--data", f"array:{tmp_path / 'x.npz'}")
     assert (choice.gate.kind, choice.gate.min_share) == ("kept decisions", 0.97)
     for form in ("static", "mixed"):
@@ -192,7 +187,7 @@ def test_without_labels_decisions_decide_and_without_calibration_static_int8_is_
 
 def test_features_are_judged_by_the_neighbours_that_they_keep(features_bundle: Bundle, tmp_path: Path) -> None:
     copy = copied(features_bundle, tmp_path)
-    np.savez(tmp_path / "x.npz", images=photographs(3, 160))
+    np.savez(tmp_path / "x.npz", images=photo_pixels(3, 160))
     data = ("--data", f"array:{tmp_path / 'x.npz'}")
     error, hint = refused(gmmvit_here("optimize", copy.path, *data, "--keep-decisions", "0.9"))
     assert "it decides nothing" in error
@@ -217,7 +212,7 @@ def test_features_are_judged_by_the_neighbours_that_they_keep(features_bundle: B
 @pytest.mark.nightly
 def test_mixed_int8_of_features_keeps_neighbours(features_bundle: Bundle, tmp_path: Path) -> None:
     copy = copied(features_bundle, tmp_path)
-    np.savez(tmp_path / "x.npz", images=photographs(3, 240))
+    np.savez(tmp_path / "x.npz", images=photo_pixels(3, 240))
     words = ("convert", copy.path, "--precision", "int8", "--calibration", tmp_path / "x.npz")
     refused(gmmvit_here(*words, "--keep-decisions", "0.5"))
     answer = gmmvit_here(*words, "--keep-neighbours", "0.93", columns=300)
@@ -233,7 +228,7 @@ def test_mixed_int8_of_features_keeps_neighbours(features_bundle: Bundle, tmp_pa
 @pytest.mark.nightly
 def test_with_calibration_every_form_is_tried_and_kept(bundle: Bundle, labelled: Path, tmp_path: Path) -> None:
     copy = copied(bundle, tmp_path)
-    np.savez(tmp_path / "calibration.npz", images=photographs(7, 64))
+    np.savez(tmp_path / "calibration.npz", images=photo_pixels(7, 64))
     arguments = ("--data", f"array:{labelled}", "--calibration", tmp_path / "calibration.npz", "--gate", "0.1")
     choice, _ = optimized(copy, *arguments)
     best = choice.candidates[0]
@@ -260,7 +255,7 @@ def test_a_cascade_is_judged_and_timed_on_images(
     for module in (cascades_of_images, _deferral):
         monkeypatch.setattr(module, "chosen_threshold", lambda margins, losses, keep: float(np.median(margins)))
     copy = copied(precise_bundle, tmp_path)
-    np.savez(tmp_path / "others.npz", images=photographs(7, 96))
+    np.savez(tmp_path / "others.npz", images=photo_pixels(7, 96))
     page = tmp_path / "page.html"
     arguments = ("--data", f"array:{labelled}", "--calibration", tmp_path / "others.npz", "--keep-decisions", "0.9")
     choice, answer = optimized(copy, *arguments, "--report", page)
@@ -296,7 +291,7 @@ def test_a_plain_vit_merges_tokens_before_a_cascade(tmp_path: Path, monkeypatch:
     options = cifar_options(labels=tuple("abcdefghij"), resize="stretch-bilinear")
     bundle = bundle_from_checkpoint(tmp_path / "vit.pth", tmp_path / "bundle", options)
     for name, seed, count in (("data", 1, 300), ("others", 2, 128)):
-        images = np.pad(photographs(seed, count), ((0, 0), (0, 24), (0, 24), (0, 0)), "reflect")
+        images = np.pad(photo_pixels(seed, count), ((0, 0), (0, 24), (0, 24), (0, 0)), "reflect")
         np.savez(tmp_path / f"{name}.npz", images=images)
     words = ("--data", f"array:{tmp_path / 'data.npz'}", "--calibration", tmp_path / "others.npz")
     choice, _ = optimized(bundle, *words, "--keep-decisions", "0.5")

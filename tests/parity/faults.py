@@ -20,6 +20,7 @@ from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
@@ -115,6 +116,23 @@ def without_shift_mask(model: Model) -> None:
         bias = scores.before.bias
         table = bias.table.detach()[bias.index.flatten()].reshape(*bias.index.shape, -1).permute(2, 0, 1)
         scores.before.bias = Constant(table.contiguous(), like=bias)
+
+
+def usual_mistake(name: str) -> ModelChange:
+    """Return the change that makes a mistake of the model's family, or of the steps on its attention scores."""
+
+    def apply(model: Model) -> None:
+        of_family = dict(family_of(model.spec).network().mistakes)
+        if name in of_family:
+            assert of_family[name](model)
+            return
+        for _, scores in attention_scores(model):
+            for step_name, step in list(scores.steps()):
+                mistakes = dict(step.mistakes())
+                if name in mistakes:
+                    scores.put(step_name, mistakes[name])
+
+    return apply
 
 
 def set_on(kind: type[nn.Module], name: str, value: object) -> ModelChange:

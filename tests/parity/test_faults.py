@@ -32,6 +32,7 @@ from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.parity.suspects import explain
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
+from tests.conftest import photo_pixels
 from tests.parity import faults
 from tests.parity.faults import Altered, each_matrix, rebuilt
 from tests.random_bundles import random_vit
@@ -127,6 +128,27 @@ def test_wrong_operators(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
+    ("name", "mistake"),
+    [
+        ("deepvit_patch", "head mixing transposed"),
+        ("rmt_tiny_like", "rotary position embedding left out"),
+        ("eanet_transformer", "the second memory of the token transformers read without its strides"),
+        ("vp_deepvit", "the head mixing transposed"),
+        ("vp_cait", "the class token added to the keys of the class blocks, or left out of the keys"),
+        ("sl_cait", "head mixing before softmax transposed"),
+        ("vp_spt_lsa", "the scores divided by the learned temperature"),
+    ],
+)
+def test_a_mistake_of_each_other_family(
+    name: str, mistake: str, tensor_bundles: dict[str, Bundle], tmp_path: Path
+) -> None:
+    judgement = judged(rebuilt(tensor_bundles[name], tmp_path / "bundle", faults.usual_mistake(mistake)))
+    assert judgement.status == 1
+    assert f"likely cause: {mistake}; " in judgement.checks["numeric"]["reasons"][-1]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
     ("fault", "reason"), [("mean and std", "mean and std of svhn"), ("channels", "BGR")], ids=["mean", "BGR"]
 )
 def test_wrong_normalisation_in_the_graph(fault: str, reason: str, bundle: Bundle, tmp_path: Path) -> None:
@@ -164,9 +186,7 @@ def labelled_by(bundle: Bundle, count: int = 80) -> ArrayImages:
 
     A network that is not trained gives most images one class: of many images, those of the rarest classes come first.
     """
-    generator = np.random.default_rng(4)
-    coarse = generator.integers(0, 256, (10 * count, 4, 4, 3), dtype=np.uint8)
-    images = coarse.repeat(8, axis=1).repeat(8, axis=2)
+    images = photo_pixels(4, 10 * count)
     answers = answers_of(bundle, images)
     chosen = np.sort(np.argsort(np.bincount(answers)[answers], kind="stable")[: count // 2])
     chosen = np.concatenate([chosen, np.setdiff1d(np.arange(len(images)), chosen)[: count - len(chosen)]])

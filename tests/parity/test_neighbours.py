@@ -21,14 +21,14 @@ from gmmvit_deploy.parity.report import SCHEMA_PATH
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
+from tests.conftest import photo_pixels
 from tests.parity.faults import Altered
 
 pytestmark = pytest.mark.integration
 
 
 def photographs(count: int) -> ArrayImages:
-    coarse = np.random.default_rng(6).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
-    return ArrayImages("photographs", coarse.repeat(8, axis=1).repeat(8, axis=2), None)
+    return ArrayImages("photographs", photo_pixels(6, count), None)
 
 
 def checked(bundle: Bundle, runner: Runner, *, gate: float | None = None, count: int = 160) -> Check:

@@ -41,6 +41,7 @@ from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
 from gmmvit_deploy.tolerances import Limit, signal_to_noise_db
+from tests.conftest import photo_pixels
 from tests.parity.faults import Altered
 from tests.planted.quantised import FAULTS, Constants, Fault
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
@@ -50,8 +51,7 @@ CPU = "graphs/int8-static.onnx"
 
 
 def pixels() -> np.ndarray:
-    coarse = np.random.default_rng(6).integers(0, 256, (48, 4, 4, 3), dtype=np.uint8)
-    return coarse.repeat(8, axis=1).repeat(8, axis=2)
+    return photo_pixels(6, 48)
 
 
 def photographs() -> ArrayImages:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.serving.processes import Worker, workers_of
+from tests.serving.gateways import request
 from tests.waiting import wait_until
 
 
@@ -64,9 +64,12 @@ def ready(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 def metric_values(url: str, name: str) -> dict[str, float]:
     """Return the labels → the value of each sample of a metric at a Prometheus endpoint."""
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - the URL that the server printed
-        lines = answer.read().decode().splitlines()
-    samples = [line.rpartition(" ") for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+    return values_in(request(url, "/metrics").body.decode(), name)
+
+
+def values_in(text: str, name: str) -> dict[str, float]:
+    """Return the labels → the value of each sample of a metric in Prometheus' text."""
+    samples = [line.rpartition(" ") for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
     return {labels.removeprefix(name): float(value) for labels, _, value in samples}
 
 

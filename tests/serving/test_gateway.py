@@ -38,7 +38,7 @@ from tests.conftest import FREE_PORTS
 from tests.haproxy import needs_haproxy
 from tests.hostile import grpc_requests
 from tests.hostile.http_requests import Held
-from tests.serving.commands import Serve, stub_of, wait_gone
+from tests.serving.commands import Serve, metric_values, stub_of, wait_gone
 from tests.serving.gateways import (
     KEY,
     OTHER_KEY,
@@ -116,12 +116,9 @@ def log_lines(gateway: Running, count: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines()[-count:]]
 
 
-def backend_sessions(gateway: Gateway, backend: str) -> int:
+def backend_sessions(gateway: Gateway, backend: str) -> float:
     """Return the number of requests that wait for a server of a backend of HAProxy, or are in it."""
-    lines = request(gateway.metrics_url, "/metrics").body.decode().splitlines()
-    name = f'haproxy_backend_current_sessions{{proxy="{backend}"}} '
-    (line,) = (line for line in lines if line.startswith(name))
-    return int(line.removeprefix(name))
+    return metric_values(gateway.metrics_url, "haproxy_backend_current_sessions")[f'{{proxy="{backend}"}}']
 
 
 def raw_answer(gateway: Running, data: bytes) -> bytes:

@@ -1,42 +1,60 @@
-"""The models ``<name>_classify`` of a real server: labels of photos, by every way in which clients ask."""
+"""Labels of photos from a real server, by every way in which clients ask: of a single-label network, and of a
+multi-label network that has features too.
+"""
 
 from __future__ import annotations
 
 import base64
+import csv
 import json
-from collections.abc import Iterator, Sequence
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
+import jsonschema
 import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from sklearn.metrics import average_precision_score, f1_score
 
 from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.checkpoints.weights import model_from_bundle
+from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.inference.labels import Prediction
-from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, classify_files
+from gmmvit_deploy.parity.report import SCHEMA_PATH
+from gmmvit_deploy.runtimes.programs.triton import TritonConnection
+from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, TritonClassifier, classify_files
+from gmmvit_deploy.serving.front.options import FrontOptions
+from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
-from tests.conftest import FREE_PORTS
+from tests.browser import open_chromium
+from tests.conftest import FREE_PORTS, cifar_options, golden
+from tests.exact import exact_logits
 from tests.inference.test_preprocess import encoded, photo
 from tests.serving.conftest import joined_repository
 from tests.serving.gateways import request
 
 pytestmark = pytest.mark.integration
-LABELS = ("cat: big", "Bär 🐻", '"quoted\\"', "1:2:3", "x", "x", "a,b", "ship", "tab\there", "end")
-THRESHOLDS = (0.5,) * 4 + (0.01,) * 6
-MODELS = ("gmmvit", "multi")
+LABELS = ("cat: big", "Bär 🐻", '"quoted\\"', "1:2:3", "x", "x", "a,b", "ship", "two words", "end")
+THRESHOLDS = (0.5, 0.5, 0.5, 0.5, 0.1, 0.8, 0.94, 0.1, 0.1, 0.7)
+SINGLE, MULTI = MODELS = ("single", "gmmvit")
+"""``gmmvit parity`` asks the model ``gmmvit``."""
+Command = Callable[..., subprocess.CompletedProcess[str]]
 PHOTOS = (encoded(photo(60, 40), "JPEG"), encoded(photo(40, 60, seed=1), "PNG"))
 LARGE = encoded(photo(1200, 1000), "JPEG")
 """More pixels than the preprocessing model decodes itself."""
 
 
 @pytest.fixture(scope="module")
-def bundles(bundle: Bundle) -> dict[str, Bundle]:
+def bundles(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     """Name of a model → the same network with other labels, single-label and multi-label."""
     single = replace(bundle, manifest=replace(bundle.manifest, labels=LABELS))
-    multi = replace(bundle, manifest=replace(single.manifest, task="multi-label", thresholds=THRESHOLDS))
+    options = cifar_options(labels=LABELS, task="multi-label", thresholds=THRESHOLDS, outputs=("logits", "features"))
+    multi = bundle_from_checkpoint(golden("vit_gmm").path, tmp_path_factory.mktemp("multi") / "bundle", options)
     return dict(zip(MODELS, (single, multi), strict=True))
 
 
@@ -81,7 +99,7 @@ def test_the_client_library(
     with package.InferenceServerClient(url.partition("://")[2]) as client:
         for top, parameters in ((5, None), (3, {"top": 3}), (10, {"top": 11})):
             answer = client.infer(f"{model}_classify", [tensor], parameters=parameters)
-            names = ("label", "probability", "index", *(("present",) if model == "multi" else ()))
+            names = ("label", "probability", "index", *(("present",) if model == MULTI else ()))
             outputs = {name: answer.as_numpy(name) for name in names}
             for row, expected in enumerate(classified(bundles[model], tmp_path, images, top)):
                 require_equal(outputs, row, expected, top)
@@ -108,14 +126,14 @@ def test_base64_text_in_json(model: str, server: TritonServer, bundles: dict[str
 
 
 def test_base64_as_clients_write_it(server: TritonServer, bundles: dict[str, Bundle], tmp_path: Path) -> None:
-    (expected,) = classified(bundles["gmmvit"], tmp_path, PHOTOS[:1], 1)
+    (expected,) = classified(bundles[SINGLE], tmp_path, PHOTOS[:1], 1)
     plain = base64.b64encode(PHOTOS[0]).decode()
     for text in (
         f"data:image/jpeg;base64,{plain}",
         base64.urlsafe_b64encode(PHOTOS[0]).decode().rstrip("="),
         base64.encodebytes(PHOTOS[0]).decode().replace("\n", "\r\n"),
     ):
-        answer = posted(server, "gmmvit_classify/generate", {"IMAGE": text, "top": 1})
+        answer = posted(server, f"{SINGLE}_classify/generate", {"IMAGE": text, "top": 1})
         assert (answer["label"], answer["probability"]) == (expected[0].label, pytest.approx(expected[0].probability))
 
 
@@ -130,7 +148,7 @@ def test_base64_as_clients_write_it(server: TritonServer, bundles: dict[str, Bun
     ids=["other characters", "not base64", "truncated image", "no image"],
 )
 def test_text_that_is_no_image(text: str, message: str, server: TritonServer) -> None:
-    answer = posted(server, "gmmvit_classify/generate", {"IMAGE": text}, status=400)
+    answer = posted(server, f"{SINGLE}_classify/generate", {"IMAGE": text}, status=400)
     assert message in answer["error"]
 
 
@@ -144,3 +162,130 @@ def posted(server: TritonServer, path: str, body: dict[str, Any], *, status: int
     assert answer.status == status, answer.body
     parsed: dict[str, Any] = answer.json()
     return parsed
+
+
+# ---- several labels for an image -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("photos")
+    for index in range(30):
+        (folder / f"{index}.png").write_bytes(encoded(photo(32, 32, seed=index), "PNG"))
+    return [folder / f"{index}.png" for index in range(30)]
+
+
+@pytest.fixture(scope="module")
+def logits(bundles: dict[str, Bundle], files: list[Path]) -> np.ndarray:
+    """The logits (30, 10) of the multi-label network in PyTorch, float64."""
+    manifest, weights = bundles[MULTI].manifest, bundles[MULTI].weights_path
+    pixels = np.stack([manifest.image.pixels_from_bytes(file.read_bytes()) for file in files])
+    return exact_logits(model_from_bundle(manifest, weights), manifest.image.tensor_from_pixels(pixels))
+
+
+def probabilities_of(logits: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-logits))
+
+
+@pytest.fixture(scope="module")
+def front(server: TritonServer) -> Iterator[FrontProcess]:
+    with FrontProcess(FrontOptions(triton_url=server.http_url, models=(MULTI,)), None) as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.mark.nightly
+def test_the_server_gives_the_labels_of_pytorch(logits: np.ndarray, server: TritonServer, files: list[Path]) -> None:
+    present = probabilities_of(logits) >= THRESHOLDS
+    assert present.any(0).sum() > present.all(0).sum()
+    for url in (server.grpc_url, server.http_url):
+        with TritonClassifier(url, model=MULTI) as classifier:
+            answers = classify_files(classifier, files, features=True)
+            assert classifier.label_set.names[4:6] == ("x (4)", "x (5)")
+        for row, expected, answer in zip(probabilities_of(logits), present, answers, strict=True):
+            assert {guess.index for guess in answer.predictions if guess.present} == {*np.flatnonzero(expected)}
+            assert answer.features is not None
+            assert answer.features.ndim == 1
+            for guess in answer.predictions:
+                assert guess.probability == pytest.approx(row[guess.index], abs=1e-5)
+                assert guess.threshold == THRESHOLDS[guess.index]
+
+
+@pytest.mark.nightly
+def test_the_classification_extension_keeps_repeated_labels_apart(server: TritonServer, files: list[Path]) -> None:
+    images = np.array([[file.read_bytes()] for file in files[:4]], dtype=np.object_)
+    with TritonConnection(server.grpc_url) as connection:
+        best = connection.best_classes(MULTI, "IMAGE", images)
+    assert [label for _, label in best] == [LABELS[index] for index, _ in best]
+
+
+@pytest.mark.nightly
+def test_classify_prints_the_labels_above_their_thresholds(
+    logits: np.ndarray, bundles: dict[str, Bundle], files: list[Path], gmmvit: Command
+) -> None:
+    multi = bundles[MULTI]
+    printed = gmmvit("classify", files[0], "--bundle", multi.path, "--top", 1).stdout
+    for name, present in zip(multi.manifest.label_set.names, probabilities_of(logits[0]) >= THRESHOLDS, strict=True):
+        assert (f" {name} " in printed) == present
+    answer = json.loads(gmmvit("classify", files[0], "--bundle", multi.path, "--json").stdout)
+    assert answer[0]["predictions"][0].keys() == {"label", "index", "probability", "threshold", "present"}
+
+
+@pytest.mark.nightly
+def test_the_front_states_thresholds(logits: np.ndarray, front: FrontProcess, files: list[Path]) -> None:
+    answer = httpx.post(f"{front.classify_url}?top=1", content=files[0].read_bytes(), trust_env=False)
+    (guesses,) = answer.json()["predictions"]
+    for guess in guesses:
+        assert guess["probability"] == pytest.approx(probabilities_of(logits[0])[guess["index"]], abs=1e-5)
+        assert guess["threshold"] == THRESHOLDS[guess["index"]]
+        assert guess["present"] == (guess["probability"] >= guess["threshold"])
+
+
+@pytest.mark.nightly
+def test_the_page_shows_the_labels_and_their_thresholds(
+    logits: np.ndarray, front: FrontProcess, files: list[Path]
+) -> None:
+    with open_chromium() as browser:
+        page = browser.new_page()
+        page.goto(front.url)
+        page.set_input_files("#file", files[0])
+        page.wait_for_selector("table")
+        shown = page.locator("tbody th").all_inner_texts()
+    for index, present in enumerate(probabilities_of(logits[0]) >= THRESHOLDS):
+        assert (f"{LABELS[index]} (present, at least {100 * THRESHOLDS[index]:.1f} %)" in shown) == present
+    assert any("(absent, below " in text for text in shown)
+
+
+@pytest.mark.nightly
+def test_parity_reports_map_and_f1_of_scikit_learn(
+    logits: np.ndarray, bundles: dict[str, Bundle], server: TritonServer, files: list[Path], gmmvit: Command
+) -> None:
+    multi, folder = bundles[MULTI], files[0].parent
+    thresholds = np.array(multi.manifest.label_set.threshold_logits)
+    truth = logits + np.random.default_rng(0).normal(size=logits.shape) >= thresholds
+    with (folder / "table.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [
+                ("file", *multi.manifest.label_set.names),
+                *((path.name, *row.astype(int)) for path, row in zip(files, truth, strict=True)),
+            ]
+        )
+    words = ("--data", f"table:{folder / 'table.csv'}", "--runner", "onnxruntime,triton-grpc", "--url", server.grpc_url)
+    answer = gmmvit("parity", multi.path, *words, "--json", "--report", folder / "report.html")
+    assert answer.returncode == 0, answer.stderr
+    report = json.loads(answer.stdout)
+    jsonschema.validate(report, json.loads(SCHEMA_PATH.read_text()))
+    mixed = truth.any(0)
+    expected = {
+        "map": average_precision_score(truth[:, mixed], logits[:, mixed], average="macro"),
+        "f1_macro": f1_score(truth, logits >= thresholds, average="macro", zero_division=0),
+        "f1_micro": f1_score(truth, logits >= thresholds, average="micro", zero_division=0),
+    }
+    assert len(report["runners"]) == 2
+    for runner in report["runners"]:
+        checks = {check["name"]: check for check in runner["checks"]}
+        assert checks["decisions"]["verdict"] == "passed"
+        assert checks["decisions"]["summary"].startswith("the same labels on ")
+        for who in ("pytorch", "runner"):
+            assert checks["accuracy"]["details"]["measures"][who] == pytest.approx(expected, abs=1e-3)
+    assert "macro F1" in (folder / "report.html").read_text()

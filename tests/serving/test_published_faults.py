@@ -1,6 +1,6 @@
 """Faults of Triton that NVIDIA has published: what is left of them behind a gateway, and without one.
 
-docs/pages/protection.md lists the faults, and tests/test_threats.py the tests for each.
+docs/pages/protection.md lists the faults.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gmmvit_deploy.serving.installs import wheel_server
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import TritonServer
 from gmmvit_deploy.serving.service import Service
+from tests.documented import PAGES, table
 from tests.haproxy import needs_haproxy
 from tests.serving.gateways import BEARER, KEY, Stub, grpc_request, request, running_service
 from tests.serving.stand_in import MODEL, infer_body
@@ -134,3 +135,11 @@ def test_the_server_has_the_python_backend_and_three_ports(stand_in: TritonServe
         int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets
     }
     assert listening == {stand_in.http_port, stand_in.grpc_port, stand_in.metrics_port}
+
+
+def test_the_page_counts_the_faults_that_it_lists() -> None:
+    rows = [first for first, *_ in table("protection.md", "published fault")]
+    listed = [cve for row in rows for cve in row.partition(": ")[2].split(", ")]
+    assert all(re.fullmatch(r"CVE-\d{4}-\d{4,5}", cve) for cve in listed)
+    assert len(set(listed)) == len(listed)
+    assert f"published {len(listed)} faults" in (PAGES / "protection.md").read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from gmmvit_deploy.serving.service import Service
 from tests.conftest import FREE_PORTS
 from tests.haproxy import needs_haproxy
 from tests.inference.test_preprocess import encoded, photo
+from tests.serving.commands import metric_values
 from tests.serving.gateways import key_file, request, running_service
 from tests.serving.stand_in import answers_held, held_file
 from tests.waiting import wait_until
@@ -66,10 +67,8 @@ def test_images_to_classify_wait_in_the_queue_of_the_gateway(bundle: Bundle, tmp
     def ask() -> int:
         return request(service.http_url, "/classify", image).status
 
-    def count() -> int:
-        lines = request(service.metrics_url, "/metrics").body.decode().splitlines()
-        name = 'haproxy_backend_current_sessions{proxy="front"} '
-        return sum(int(line.removeprefix(name)) for line in lines if line.startswith(name))
+    def count() -> float:
+        return metric_values(service.metrics_url, "haproxy_backend_current_sessions").get('{proxy="front"}', 0)
 
     with running_service(repository.path, tmp_path, **queue) as service, ThreadPoolExecutor(2) as pool:
         with answers_held(repository.path):

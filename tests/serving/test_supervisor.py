@@ -23,7 +23,7 @@ from gmmvit_deploy.serving.ports import free_ports, listening_socket
 from gmmvit_deploy.serving.repository import Repository
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
-from tests.serving.commands import Serve, metric_values, processes_naming, stub_of
+from tests.serving.commands import Serve, metric_values, processes_naming, stub_of, values_in
 from tests.serving.stand_in import MODEL, write_stand_in
 from tests.serving.threads import in_threads
 from tests.waiting import best_of, wait_until
@@ -100,19 +100,17 @@ def test_a_killed_process_under_load_is_back_within_ten_seconds(
     assert "the server is ready again after" in text
 
 
-def answered_probes(supervisor: Supervisor) -> dict[str, float]:
-    """Return labels → number of the probes."""
-    lines = [line for line in supervisor.metrics.text().splitlines() if line.startswith("gmmvit_probes_total{")]
-    return {line.rpartition(" ")[0].partition("{")[2]: float(line.rpartition(" ")[2]) for line in lines}
-
-
 @pytest.fixture
 def supervised(repository: Repository) -> Iterator[Supervisor]:
     """A supervisor of a running server; a test calls `step`."""
     server = TritonServer(repository.path, options=ServerOptions(**FREE_PORTS))
     with server:
         supervisor = Supervisor(server)
-        wait_until(lambda: len(answered_probes(supervisor)) == 2, "a probe of each model", step=supervisor.step)
+        wait_until(
+            lambda: len(values_in(supervisor.metrics.text(), "gmmvit_probes_total")) == 2,
+            "a probe of each model",
+            step=supervisor.step,
+        )
         yield supervisor
         supervisor.close()
 

@@ -16,6 +16,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import SpecError
@@ -29,7 +30,6 @@ from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engi
 from gmmvit_deploy.models.layers.attention import attentions_without_scores
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
-from gmmvit_deploy.models.scores.step import Step
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, input_shape, spec_to_json
 from gmmvit_deploy.parity._localize import last_tensors
 from gmmvit_deploy.parity.reference import Reference
@@ -38,7 +38,7 @@ from gmmvit_deploy.reports.pictures.mask_images import sheet
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
-from tests.conftest import LATER, MANIFEST, NAMES, Golden, golden
+from tests.conftest import EXPORTED, LATER, MANIFEST, NAMES, Golden, golden
 from tests.exact import assert_same_logits, exact_logits
 from tests.golden_files import STRUCTURES, each_export
 from tests.models.families.small_models import (
@@ -50,6 +50,7 @@ from tests.models.families.small_models import (
     failing_rules,
     require_logits_of_precision,
 )
+from tests.parity.faults import usual_mistake
 
 OTHER_PRECISIONS: tuple[Precision, ...] = tuple(precision for precision in PRECISIONS if precision != "fp32")
 
@@ -68,6 +69,13 @@ def each(smalls: Iterable[Small]) -> pytest.MarkDecorator:
 
 each_small = each(SMALL)
 each_example = each(FAMILY_EXAMPLES)
+each_with_mistakes = pytest.mark.parametrize(
+    "where",
+    [
+        *(pytest.param(small, id=str(small), marks=marks(small)) for small in FAMILY_EXAMPLES),
+        *each_export(name for name in LATER if name in EXPORTED),
+    ],
+)
 each_family_example = each(small for small in FAMILY_EXAMPLES if not small.variant)
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
@@ -137,11 +145,7 @@ def mistaken(model: Model) -> Iterator[tuple[str, Model]]:
     )
     for name in names:
         other = copy.deepcopy(model)
-        for _, scores in attention_scores(other):
-            for step_name, step in list(scores.steps()):
-                changes: dict[str, Step | None] = dict(step.mistakes())
-                if name in changes and changes[name] is not step:
-                    scores.put(step_name, changes[name])
+        usual_mistake(name)(other)
         yield name, other
 
 
@@ -297,14 +301,21 @@ def test_each_precision_exports(
 # ---- parity and pictures -------------------------------------------------------------------------------------------
 
 
-@each_family_example
-def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExports) -> None:
-    bundle, images = small_exports.bundle(small), small.images()
+@each_with_mistakes
+def test_usual_mistakes_are_caught_by_name(
+    where: Small | str, small_exports: SmallExports, tensor_bundles: dict[str, Bundle]
+) -> None:
+    bundle = tensor_bundles[where] if isinstance(where, str) else small_exports.bundle(where)
+    images = golden(where).inputs if isinstance(where, str) else where.images()
     reference = Reference(bundle)
     trained, _ = reference.logits(images)
     limit = 1e-6 * float(np.abs(trained).max())
     given = dict(suspects(bundle, reference, images))
-    own = {name for name, change in small.family.network().mistakes if change(small.model())}
+    own = {
+        name
+        for name, change in family_of(reference.model.spec).network().mistakes
+        if change(copy.deepcopy(reference.model))
+    }
     assert own <= set(given)
     for name, logits in given.items():
         if float(np.abs(logits - trained).max()) < 100 * limit:
@@ -314,6 +325,16 @@ def test_usual_mistakes_are_caught_by_name(small: Small, small_exports: SmallExp
         # For two mistakes with the same logits the first is reported.
         assert named, name
         np.testing.assert_allclose(given[named], logits, rtol=0, atol=limit, err_msg=f"{name} was named {named}")
+
+
+@each_family
+def test_each_mistake_of_a_family_can_be_made_in_a_small_model(family: Family) -> None:
+    if family.name == "hugging_face":
+        pytest.skip("tests/hugging_face/test_zero_shot.py makes it in a network with texts")
+    models = [small.model() for small in FAMILY_EXAMPLES if small.family is family]
+    mistakes = family.network().mistakes
+    made = {name for model in models for name, change in mistakes if change(copy.deepcopy(model))}
+    assert made == {name for name, _ in mistakes}
 
 
 @each_family_example

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+import grpc
 import numpy as np
 
 from gmmvit_deploy.serving.front.options import BUNDLE_HEADER
@@ -27,6 +28,11 @@ from tests.serving.stand_in import NETWORK
 from tests.waiting import wait_until
 
 KINDS = ("grpc", "http-kept", "http-new")
+ANSWERED = "answered"
+
+
+class _RefusedError(Exception):
+    """Over HTTP, a request got another status than 200."""
 
 
 @dataclass
@@ -37,7 +43,8 @@ class CheckedLoad:
     expected: SHA-256 of a bundle → its logits (B, C) for ``pixels``.  pixels: uint8 (B, height, width, channels).
     rate: the number of requests a second of all clients.  clients: the number of clients of each kind.
     network: the model that they ask.
-    Results: ``sent`` counts requests by kind, ``answered`` by bundle; ``lost`` and ``wrong`` hold a text for each.
+    Results: ``sent`` counts requests by kind, ``answered`` by bundle; ``lost`` and ``wrong`` hold a text for each;
+    ``outcomes`` holds (time, kind, outcome) of each: `ANSWERED`, the refusal's status, or the name of an exception.
     """
 
     grpc_url: str
@@ -52,6 +59,7 @@ class CheckedLoad:
     answered: Counter[str] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    outcomes: list[tuple[float, str, str]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -79,6 +87,12 @@ class CheckedLoad:
         enough = lambda: all(self.sent[kind] >= before[kind] + count for kind in KINDS)  # noqa: E731
         wait_until(enough, f"{count} more requests of each kind of client")
 
+    def await_answers(self) -> None:
+        """Wait until each kind of client has got an answer from now on."""
+        since = time.monotonic()
+        kinds = lambda: {kind for when, kind, outcome in self.outcomes if when > since and outcome == ANSWERED}  # noqa: E731
+        wait_until(lambda: kinds() == {*KINDS}, "an answer to each kind of client")
+
     def _run(self, kind: str, number: int) -> None:
         generator = np.random.default_rng(number)
         asks = {"grpc": self._grpc, "http-kept": self._http_kept, "http-new": self._http_new}[kind]()
@@ -94,6 +108,7 @@ class CheckedLoad:
                 with self._lock:
                     self.sent[kind] += 1
                     self.lost.append(f"{kind}: {type(exc).__name__}: {str(exc)[:200]}")
+                    self.outcomes.append((time.monotonic(), kind, _outcome_of(exc)))
                 continue
             self._judge(kind, row, bundle, logits)
 
@@ -107,6 +122,7 @@ class CheckedLoad:
         with self._lock:
             self.sent[kind] += 1
             self.answered[bundle] += 1
+            self.outcomes.append((time.monotonic(), kind, ANSWERED))
             if not off <= 1e-4:
                 self.wrong.append(f"{kind}: row {row} of bundle {bundle[:12]}: off by {off:.2g} of the largest logit")
 
@@ -123,7 +139,15 @@ class CheckedLoad:
     def _http_kept(self) -> Any:
         parts = urlsplit(self.http_url)
         connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=30)
-        return lambda pixels: self._ask(pixels, connection)
+
+        def ask(pixels: np.ndarray) -> tuple[str, np.ndarray]:
+            try:
+                return self._ask(pixels, connection)
+            except (OSError, http.client.HTTPException):
+                connection.close()  # the next request opens it again
+                raise
+
+        return ask
 
     def _http_new(self) -> Any:
         return self._ask
@@ -133,5 +157,11 @@ class CheckedLoad:
         path = f"/v2/models/{self.network}/infer"
         answer = request(self.http_url, path, body, headers=headers, key=self.key, connection=connection)
         if answer.status != 200:
-            raise ValueError(f"status {answer.status}: {answer.body[:200].decode(errors='replace')}")
+            raise _RefusedError(answer.status, answer.body[:200].decode(errors="replace"))
         return answer.headers.get(BUNDLE_HEADER, ""), logits_of(answer)
+
+
+def _outcome_of(failure: Exception) -> str:
+    if isinstance(failure, grpc.RpcError):
+        return str(failure.code())
+    return str(failure.args[0]) if isinstance(failure, _RefusedError) else type(failure).__name__
