@@ -11,7 +11,6 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,10 +22,10 @@ from docs import lists
 from docs.gmmvit_docs import command_reference
 from docs.pictures import PICTURES, draw
 from gmmvit_cli.main import app
-from gmmvit_deploy.demo import _digits as digits
-from gmmvit_deploy.demo.models import OwnModel, save_checkpoint
-from gmmvit_deploy.demo.run import _save_images
+from gmmvit_deploy.demo.models import OwnModel, save_checkpoint, train
+from gmmvit_deploy.demo.run import save_images
 from gmmvit_deploy.images.data.files import KINDS
+from gmmvit_deploy.images.data.formats import digits
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.inference.precision import PRECISIONS
 from gmmvit_deploy.inference.runner_name import RunnerName
@@ -126,15 +125,10 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("documentation")
     own = OwnModel()
-    data = digits.load_digit_images(own)
-    torch.manual_seed(0)
-    if os.environ.get(WRITE):
-        model = digits.train(data, own, epochs=own.epochs)
-    else:  # written output comes from a trained model; a test run does without
-        few = replace(data, train_pixels=data.train_pixels[:512], train_classes=data.train_classes[:512])
-        model = digits.train(few, own, epochs=1)
+    # Written output comes from a trained model; a test run does without.
+    model = train(own, digits("train"), epochs=own.epochs if os.environ.get(WRITE) else 1)
     save_checkpoint(model, folder / "checkpoint.pth", epoch=own.epochs)
-    _save_images(folder / "images", data.held_out_pixels, data.held_out_classes)
+    save_images(folder / "images", digits("test"), own.png)
     weights = torch.load(GOLDEN / "vit_gmm.pth", weights_only=True)["model_state_dict"]
     torch.save({"state_dict": weights, "state_dict_ema": weights}, folder / "last.pth.tar")
     (folder / "plain.pth").symlink_to(GOLDEN / "vit_plain.pth")

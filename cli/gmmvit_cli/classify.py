@@ -110,11 +110,6 @@ def classify(
         "Column of Parquet files that holds the bytes or the paths of the images.",
         show_default="the only column of bytes",
     ),
-    calibration: str | None = _BULK.option(
-        "DATA",
-        "Images like the expected images, named as in gmmvit convert. The report of --from lists images that are "
-        "unlike these and the reference images of the bundle.",
-    ),
     accept_broken: bool = OUTPUT.flag(
         "--accept-broken", "With --from: exit with status 0 even if images are broken. Their rows state the error."
     ),
@@ -160,7 +155,6 @@ def classify(
                     image_column=image_column,
                     part=part,
                     workers=workers,
-                    calibration=calibration,
                     on_progress=on_progress,
                 )
         except KeyboardInterrupt:

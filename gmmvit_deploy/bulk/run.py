@@ -11,11 +11,11 @@ from typing import Any, Literal, get_args
 
 from gmmvit_deploy.arguments import require_counts, require_known
 from gmmvit_deploy.bulk._local import classify_locally
-from gmmvit_deploy.bulk._plan import Plan, ShardRecord, kept_ends, read_plan, remove_rows, settled_plan, shard_name
-from gmmvit_deploy.bulk._report import page_of, reference_of, report_of
+from gmmvit_deploy.bulk._plan import ShardRecord, kept_ends, read_plan, remove_rows, settled_plan, shard_name
+from gmmvit_deploy.bulk._report import page_of, report_of
 from gmmvit_deploy.bulk._shard import count_of_shard
 from gmmvit_deploy.bulk._storage import Claims, Storage
-from gmmvit_deploy.bulk.job import Job, open_bulk_runner, require_bulk_runner, settings_of
+from gmmvit_deploy.bulk.job import Job, require_bulk_runner, settings_of
 from gmmvit_deploy.bulk.source import open_source
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import InputError
@@ -24,13 +24,11 @@ from gmmvit_deploy.images.data.files import LeftOutKind
 from gmmvit_deploy.inference.cores import cores
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
-from gmmvit_deploy.runtimes.programs.image_batches import open_images, require_images
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner
 
 Launcher = Literal["local", "ray"]
 REPORT = "_report.html"
 """Readers of Parquet folders leave out names that begin with an underscore."""
-_MAX_CALIBRATION = 512
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 """The variable in which Kubernetes states the number of a pod of an Indexed Job, from 0 on."""
 
@@ -98,7 +96,6 @@ def classify_source(
     image_column: str | None = None,
     part: Partition | None = None,
     workers: int | None = None,
-    calibration: str | None = None,
     on_progress: OnProgress = ignore,
 ) -> BulkResult:
     """Classify the images of a source, and write a Parquet file for each shard.
@@ -112,7 +109,6 @@ def classify_source(
     `choose_runner`.
     batch: images in a batch; None for the largest batch of the bundle.  part: the shards of this run; None for all.
     workers: processes on this machine, for the launcher ``local``; None for one a core, or one for a GPU.
-    calibration: images like the expected images, as in ``gmmvit convert``, for the report; None for golden images only.
     The run that finds every shard of the job complete writes the report, ``_report.html`` in the folder.
     Errors: InputError when the folder belongs to another source, bundle or settings, and for wrong input.
     OutputError when a shard cannot be written.  GmmvitError when a worker fails.
@@ -126,8 +122,6 @@ def classify_source(
     if launcher == "ray":
         require("ray", package="ray", extra="ray")
     opened = open_bundle(bundle)
-    if calibration is not None:
-        require_images(calibration, opened.manifest.image, opened.manifest.input_kind)
     on_progress(Progress("list the source"))
     listed = open_source(source, column=image_column)
     storage = Storage(folder)
@@ -183,9 +177,11 @@ def classify_source(
     seconds = time.monotonic() - started
     complete = storage.names()
     whole = all(shard_name(shard.number) in complete for shard in plan.shards)
-    if whole and (missing or calibration or REPORT not in complete):
+    if whole and (missing or REPORT not in complete):
         on_progress(Progress("write the report"))
-        _write_report(storage, plan, opened, job, calibration)
+        html = page_of(report_of(storage, plan), plan, name=opened.path.name)
+        with storage.written(REPORT) as file:
+            file.write(html.encode())
     counts = [count_of_shard(storage, shard.number) for shard in selected]
     return BulkResult(
         folder=folder,
@@ -209,15 +205,6 @@ def kept_images(folder: Path | str) -> tuple[int, int]:
     complete, kept = storage.names(), kept_ends(storage)
     done = (s.images if shard_name(s.number) in complete else kept.get(s.number, 0) for s in plan.shards)
     return sum(done), plan.images
-
-
-def _write_report(storage: Storage, plan: Plan, bundle: Bundle, job: Job, calibration: str | None) -> None:
-    images = None if calibration is None else open_images(bundle, calibration, limit=_MAX_CALIBRATION)
-    with open_bulk_runner(job.runner, bundle) as runner:
-        reference = reference_of(bundle, runner, images)
-    html = page_of(report_of(storage, plan, reference), plan, name=bundle.path.name)
-    with storage.written(REPORT) as file:
-        file.write(html.encode())
 
 
 class _Rate:

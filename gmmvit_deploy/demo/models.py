@@ -13,16 +13,22 @@ from torch import nn
 from gmmvit_deploy.checkpoints.loading import released_state_dict
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions
+from gmmvit_deploy.images.data.images import Images
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import family_named, model_from_spec
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec
+from gmmvit_deploy.progress import OnProgress, Progress, ignore
+from gmmvit_deploy.training.images import TrainingData
+from gmmvit_deploy.training.recipe import RECIPES
+from gmmvit_deploy.training.trainer import Epoch, Trainer
 
 Network = TypeVar("Network", bound=nn.Module)
 
 IMAGE_SIZE = 32
+_SEED = 7
 _KERNELS = 5
 
 DIGITS_SPEC: ModelSpec = family_named("vit").spec(
@@ -100,6 +106,18 @@ class OwnModel(DemoModel[Model]):
 
     def save(self, network: Model, path: Path, *, epoch: int) -> None:
         save_checkpoint(network, path, epoch=epoch)
+
+
+def train(model: DemoModel[Network], images: Images, *, epochs: int, on_progress: OnProgress = ignore) -> Network:
+    """Train a model by the recipe ``light`` of ``gmmvit train``, and return it in evaluation mode."""
+    torch.manual_seed(_SEED)
+    network = model.build().train()
+    data = TrainingData(train=images, test=None, image=model.image, labels=images.classes)
+    trainer = Trainer(network, data, replace(RECIPES["light"], epochs=epochs), seed=_SEED)
+    for record in trainer.run():
+        if isinstance(record, Epoch):
+            on_progress(Progress("train", record.epoch, epochs, f"loss {record.loss:.3f}"))
+    return network.eval()
 
 
 def save_checkpoint(model: Model, path: Path, *, epoch: int) -> None:

@@ -10,24 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
 from gmmvit_deploy.bench import page as bench_page
 from gmmvit_deploy.bench.cells import Plan
 from gmmvit_deploy.bench.run import BenchOptions, bench
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.demo._digits import load_digit_images, train
-from gmmvit_deploy.demo.models import DemoModel, OwnModel
+from gmmvit_deploy.demo.models import DemoModel, OwnModel, train
 from gmmvit_deploy.errors import ExportError, GmmvitError, MissingDependencyError
 from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.exporting.fastest import record_fastest
 from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import new_folder, require_free
 from gmmvit_deploy.graphs.roles import require_known_roles
+from gmmvit_deploy.images.data.formats import digits
+from gmmvit_deploy.images.data.images import Images
 from gmmvit_deploy.images.data.open import open_data
-from gmmvit_deploy.images.spec import image_from_pixels
+from gmmvit_deploy.images.spec import ImageSpec, image_from_pixels
 from gmmvit_deploy.models.specs import MaskKind
 from gmmvit_deploy.parity import page as parity_page
 from gmmvit_deploy.parity.check import check_parity
@@ -103,11 +102,11 @@ def run_demo(
     with new_folder(out, force=force) as folder:
         checkpoint, images = folder / origin.checkpoint, folder / "images"
         with demo.step("train", ""):
-            digits = load_digit_images(origin)
-            network = train(digits, origin, epochs=origin.epochs, on_progress=on_progress)
+            seen, held_out = digits("train"), digits("test")
+            network = train(origin, seen, epochs=origin.epochs, on_progress=on_progress)
             origin.save(network, checkpoint, epoch=origin.epochs)
-            _save_images(images, digits.held_out_pixels, digits.held_out_classes)
-            demo.note(f"{origin.title} on {len(digits.train_classes)} digits; {len(digits.held_out_classes)} held out")
+            save_images(images, held_out, origin.png)
+            demo.note(f"{origin.title} on {len(seen)} digits; {len(held_out)} held out")
         with demo.step("inspect", f"gmmvit inspect {origin.checkpoint}{origin.typed_hints}"):
             loaded = load_checkpoint(checkpoint, origin.hints)
             demo.note(f"{loaded.spec.description}, {loaded.spec.mask}, {loaded.trainable_parameters:,} parameters")
@@ -228,11 +227,12 @@ def _built(bundle: Bundle, origin: DemoModel[Any]) -> str:
     return f"each of the {fused} attentions is a single fp16 kernel{extra}"
 
 
-def _save_images(folder: Path, pixels: NDArray[Any], classes: NDArray[Any]) -> None:
-    for number, (image, label) in enumerate(zip(pixels, classes, strict=True)):
-        target = folder / str(label)
+def save_images(folder: Path, images: Images, png: ImageSpec) -> None:
+    """Write images as PNG files, in a folder for each class."""
+    for number in range(len(images)):
+        target = folder / str(images.label(number))
         target.mkdir(parents=True, exist_ok=True)
-        image_from_pixels(image).save(target / f"{number:03d}.png")
+        image_from_pixels(images.pixels(number, png)).save(target / f"{number:03d}.png")
 
 
 def _parity(

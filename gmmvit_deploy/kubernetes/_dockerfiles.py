@@ -7,8 +7,7 @@ has only the packages that serve. Their versions are those of this environment, 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from typing import Any
 
@@ -18,7 +17,7 @@ from gmmvit_deploy.extras import require
 from gmmvit_deploy.kubernetes.templates import docker_file
 from gmmvit_deploy.runtimes.engines.releases import NEWEST, triton_in_words
 from gmmvit_deploy.serving.names import OLDEST_IMAGE_RELEASE
-from gmmvit_deploy.serving.server_wheel import INSTALLED_BYTES, NEWEST_PYTHON, PACKAGE, TRITON, VERSION
+from gmmvit_deploy.serving.server_wheel import NEWEST_PYTHON, PACKAGE, TRITON, VERSION
 
 _SERVES = (
     "cryptography",
@@ -44,52 +43,35 @@ _LEFT_OUT = {"openvino-telemetry"}
 """A program that reports the use of OpenVINO."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
-    """size: of the installed files, in bytes, as the wheel's own list states."""
-
-    name: str
-    version: str
-    size: int
-
-
-def image_packages(runtimes: Collection[str], *, server: bool = True) -> list[Package]:
-    """Return the packages of an image, with all that they need, in the versions of this environment.
+def image_packages(runtimes: Collection[str], *, server: bool = True) -> dict[str, str]:
+    """Return package → version of an image, with all that the packages need, as they are in this environment.
 
     runtimes: ``onnxruntime``, ``openvino``, both, or none for a server with backends of its own.
     server: True to add Triton.
     Errors: MissingDependencyError when a package is not installed.
     """
     python = _WHEEL_PYTHON if server else _NVIDIA_PYTHON
-    packages = _sized(_with_requirements([*_SERVES, *runtimes], python))
-    if server:
-        packages.append(Package(name=PACKAGE, version=VERSION, size=INSTALLED_BYTES))
-    return sorted(packages, key=lambda package: package.name)
+    packages = _with_requirements([*_SERVES, *runtimes], python)
+    return {**packages, PACKAGE: VERSION} if server else packages
 
 
-def bulk_packages(runtime: str) -> list[Package]:
+def bulk_packages(runtime: str) -> dict[str, str]:
     """Return the packages of the image for bulk work, as `image_packages` does."""
-    return _sized(_with_requirements([*_CLASSIFIES, runtime], _THIS_PYTHON))
+    return _with_requirements([*_CLASSIFIES, runtime], _THIS_PYTHON)
 
 
-def _with_requirements(waiting: list[str], python: str) -> dict[str, Distribution]:
-    packages: dict[str, Distribution] = {}
+def _with_requirements(waiting: list[str], python: str) -> dict[str, str]:
+    packages: dict[str, str] = {}
     requirement = require("packaging.requirements", package="packaging", extra="kubernetes").Requirement
     while waiting:
         needed = requirement(waiting.pop())
         name = needed.name.lower().replace("_", "-")
         if name in packages or name in _LEFT_OUT:
             continue
-        packages[name] = _installed(name)
-        waiting += _required(packages[name], needed, requirement, python)
+        package = _installed(name)
+        packages[name] = package.version
+        waiting += _required(package, needed, requirement, python)
     return packages
-
-
-def _sized(packages: dict[str, Distribution]) -> list[Package]:
-    return [
-        Package(name=name, version=package.version, size=sum(file.size or 0 for file in package.files or ()))
-        for name, package in sorted(packages.items())
-    ]
 
 
 def _installed(name: str) -> Distribution:
@@ -125,7 +107,8 @@ def docker_files(runtimes: Collection[str], *, engine: bool, cpu: bool) -> dict[
     cpu: False if a network is in a backend that only NVIDIA's image has, so that ``docker/cpu`` is left out.
     """
     # NVIDIA's image has a numpy that its server works with: releases before 24.12 return empty outputs with numpy 2.
-    packages = [package for package in image_packages(runtimes, server=False) if package.name != "numpy"]
+    packages = image_packages(runtimes, server=False)
+    del packages["numpy"]
     release = "" if engine else NEWEST
     files = _docker_files("nvidia", packages, debian="haproxy tini python3-pip", release=release)
     if cpu:
@@ -139,19 +122,16 @@ def bulk_docker_files(runtime: str, *, store: bool) -> dict[str, str]:
     store: True to add the driver of fsspec for s3://, of which each release needs the same release of fsspec.
     """
     packages = bulk_packages(runtime)
-    fsspec = next(package.version for package in packages if package.name == "fsspec")
-    return _docker_files("bulk", packages, debian="tini", s3fs=fsspec if store else "")
+    return _docker_files("bulk", packages, debian="tini", s3fs=packages["fsspec"] if store else "")
 
 
 def _docker_files(
-    kind: str, packages: list[Package], *, debian: str, s3fs: str = "", release: str = ""
+    kind: str, packages: Mapping[str, str], *, debian: str, s3fs: str = "", release: str = ""
 ) -> dict[str, str]:
     text = docker_file(
         "Dockerfile.j2",
         kind=kind,
         wheel=f"gmmvit_deploy-{__version__}-py3-none-any.whl",
-        count=len(packages),
-        mib=f"{sum(package.size for package in packages) / 2**20:.0f}",
         debian=debian,
         python=_WHEEL_PYTHON if kind == "cpu" else _THIS_PYTHON,
         s3fs=s3fs,
@@ -161,5 +141,5 @@ def _docker_files(
     )
     return {
         f"docker/{kind}/Dockerfile": text,
-        f"docker/{kind}/requirements.txt": "".join(f"{package.name}=={package.version}\n" for package in packages),
+        f"docker/{kind}/requirements.txt": "".join(f"{name}=={packages[name]}\n" for name in sorted(packages)),
     }

@@ -16,9 +16,9 @@ _TIMEOUT_S = 5.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def text_from_url(url: str) -> str:
+def text_from_url(url: str, timeout_s: float = _TIMEOUT_S) -> str:
     """Return the body of an HTTP answer.  Errors: OSError, HTTPException."""
-    with _DIRECT.open(url, timeout=_TIMEOUT_S) as answer:
+    with _DIRECT.open(url, timeout=timeout_s) as answer:
         return bytes(answer.read()).decode(errors="replace")
 
 

@@ -1,4 +1,4 @@
-"""Ask each model of a running server for a real inference, and read how many requests each model has completed.
+"""Ask each model of a running server for a real inference.
 
 A Triton server whose worker has died still reports that it is ready, so only an inference shows that a model answers.
 A probe has a batch of one with zeros, or a PNG image for an input of bytes.
@@ -10,7 +10,6 @@ import http.client
 import io
 import json
 import math
-import re
 import ssl
 import struct
 import time
@@ -23,12 +22,11 @@ from gmmvit_deploy.inference import PROBE_ID
 
 _BYTES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "UINT32": 4, "INT32": 4}
 _BYTES |= {"FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8}
-_SUCCESS = re.compile(r'^nv_inference_request_success\{[^}]*model="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """host: an address to listen on, of which this machine can reach each.  port: a port of the server.
+    """host, port: where the server listens; Linux connects to 0.0.0.0 as to 127.0.0.1.
 
     tls: True for a gateway with a certificate. The certificate is not checked, because no certificate states the
     address 127.0.0.1; the probes of Kubernetes do not check it either.
@@ -41,12 +39,11 @@ class Address:
     key: str = field(default="", repr=False)
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - compared, not bound
         if not self.tls:
-            return http.client.HTTPConnection(reachable, self.port, timeout=timeout_s)
+            return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return http.client.HTTPSConnection(reachable, self.port, timeout=timeout_s, context=context)
+        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -165,20 +162,3 @@ def ask(address: Address, probe: Probe, timeout_s: float) -> Answer:
         return Answer(result="answered", seconds=seconds, status=200)
     text = content.decode(errors="replace")[:200]
     return Answer(result="refused", detail=f"status {response.status}: {text}", seconds=seconds, status=response.status)
-
-
-def completed(address: Address, model: str) -> int:
-    """Return the number of requests that a model has completed since the server started; 0 without an answer.
-
-    address: the address of the server's metrics, which no key protects.
-    """
-    connection = address.connect(2.0)
-    try:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode(errors="replace")
-    except (OSError, http.client.HTTPException):
-        return 0
-    finally:
-        connection.close()
-    counts = _SUCCESS.findall(text)  # a line for each version of a model
-    return sum(int(float(count)) for name, count in counts if name == model)

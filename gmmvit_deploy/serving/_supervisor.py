@@ -28,14 +28,15 @@ from contextlib import suppress
 
 from gmmvit_deploy.errors import GmmvitError, ServerError
 from gmmvit_deploy.serving._local_http import text_from_url
-from gmmvit_deploy.serving._metric_text import RestartReason, SupervisorMetrics
-from gmmvit_deploy.serving._probes import Address, Probe, ask, completed, probe_of_model
+from gmmvit_deploy.serving._metric_text import RestartReason, SupervisorMetrics, samples_in
+from gmmvit_deploy.serving._probes import Address, Probe, ask, probe_of_model
 from gmmvit_deploy.serving.processes import cpu_seconds, is_alive
 from gmmvit_deploy.serving.server import TritonServer
 
 _POLL_S = 0.05
 _MAX_FAILURES = 2
 _ANSWER_S = 8.0
+_METRICS_S = 2.0
 _QUICK_S = 0.01
 """A model that answers a probe within this time gets the next probe after the shortest interval."""
 _MAX_INTERVAL = 10
@@ -71,7 +72,6 @@ class Watch:
         self._pid = server.pid
         self._interval_s = interval_s
         self._http = Address(host=server.options.host, port=server.http_port)
-        self._metrics_port = Address(host=server.options.metrics_host or server.options.host, port=server.metrics_port)
         self._ended = threading.Event()
         for model in server.models.names:
             threading.Thread(target=self._repeat, args=(model,), name=f"gmmvit-probe-{model}", daemon=True).start()
@@ -84,7 +84,7 @@ class Watch:
         probe = self._probe(model)
         failures, computing_since, quickest_s = 0, 0.0, 0.0
         while probe is not None and not self._ended.is_set() and not self.reason:
-            before, cpu_s, began = completed(self._metrics_port, model), self._cpu_seconds(model), time.monotonic()
+            before, cpu_s, began = self._completed(model), self._cpu_seconds(model), time.monotonic()
             answer = ask(self._http, probe, _ANSWER_S)
             if self._ended.is_set():  # the server has ended, which explains each answer
                 return
@@ -97,7 +97,7 @@ class Watch:
                 return
             used_s = self._cpu_seconds(model) - cpu_s
             # Triton counts a request that the model answers later when the model takes it, so a late probe may count.
-            others = completed(self._metrics_port, model) - before - (answer.result == "late")
+            others = self._completed(model) - before - (answer.result == "late")
             if answer.result == "answered" or others > 0:
                 failures, computing_since = 0, 0.0
             elif answer.result == "late" and used_s > _COMPUTING * (time.monotonic() - began):
@@ -120,6 +120,16 @@ class Watch:
                 continue
             return None if probe is None or probe.ensemble else probe
         return None
+
+    def _completed(self, model: str) -> float:
+        """Return how many requests a model has completed since the server started; 0 without an answer."""
+        try:
+            text = text_from_url(self._server.metrics_url, timeout_s=_METRICS_S)
+        except (OSError, http.client.HTTPException):
+            return 0.0
+        # A sample for each version of a model.
+        samples = samples_in(text, "nv_inference_request_success")
+        return sum(count for labels, count in samples if labels["model"] == model)
 
     def _cpu_seconds(self, model: str) -> float:
         """Return the processor time of the model's workers, or of the server for a model without workers."""

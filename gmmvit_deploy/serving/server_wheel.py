@@ -28,7 +28,6 @@ from gmmvit_deploy.progress import OnProgress, Progress, ignore
 PACKAGE, VERSION = "nvidia-pytriton", "0.7.0"
 _SHA256 = "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df"
 _DOWNLOAD_BYTES = 55_369_373
-INSTALLED_BYTES = 149_742_009
 TRITON = "2.51.0"
 """The version of the server in the wheel."""
 NEWEST_PYTHON = (3, 13)

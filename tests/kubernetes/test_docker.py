@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import urllib.request
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.kubernetes._dockerfiles import docker_files, image_packages
 from gmmvit_deploy.serving.repository import Repository
+from gmmvit_deploy.serving.server_wheel import PACKAGE
 from tests.haproxy import needs_haproxy
 from tests.kubernetes.made import COMPILERS, hadolint, linked_environment
 from tests.serving.commands import Serve
@@ -25,7 +27,8 @@ from tests.serving.commands import Serve
 pytestmark = pytest.mark.integration
 ABSENT = ("torch", "onnx", "onnxruntime", "onnxscript", "openvino_telemetry", "safetensors", "yaml", "timm")
 KEY = "key-of-the-slim-image-0123456789"
-MAX_MIB = 500
+MAX_MIB = 357
+"""Of the packages beside the server's wheel, which has 143 MiB: 0.5 GB, as the page says."""
 
 
 @pytest.mark.parametrize(
@@ -39,16 +42,12 @@ def test_hadolint_has_no_complaint(tmp_path: Path, kind: str, engine: bool) -> N
     assert hadolint(file) == ""
 
 
-def test_the_slim_image_states_its_size() -> None:
+def test_the_slim_image_is_small() -> None:
     packages = image_packages(["openvino"])
-    mib = sum(package.size for package in packages) / 2**20
-    assert 200 < mib < MAX_MIB
-    assert (
-        f"{len(packages)} Python packages have {mib:.0f} MiB"
-        in docker_files(["openvino"], engine=False, cpu=True)["docker/cpu/Dockerfile"]
-    )
-    assert not {package.name for package in packages} & {*ABSENT, "nvidia-cublas"}
-    assert "onnxruntime" in {package.name for package in image_packages(["onnxruntime"])}
+    files = [file for name in packages.keys() - {PACKAGE} for file in distribution(name).files or ()]
+    assert sum(file.size or 0 for file in files) / 2**20 < MAX_MIB
+    assert not packages.keys() & {*ABSENT, "nvidia-cublas"}
+    assert "onnxruntime" in image_packages(["onnxruntime"])
 
 
 def path_of_the_image(python: Path, programs: Path) -> str:
@@ -68,7 +67,7 @@ def mapped_below(pid: int) -> str:
 @needs_haproxy
 @pytest.mark.nightly
 def test_exactly_the_listed_packages_serve(repository: Repository, bundle: Bundle, tmp_path: Path) -> None:
-    python = linked_environment(tmp_path / "venv", [package.name for package in image_packages(["openvino"])])
+    python = linked_environment(tmp_path / "venv", [*image_packages(["openvino"])])
     path = path_of_the_image(python.parent, tmp_path / "programs")
     assert not [name for name in COMPILERS if shutil.which(name, path=path)]
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CXX")}

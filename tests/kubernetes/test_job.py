@@ -99,7 +99,7 @@ def test_each_index_does_its_part_also_after_a_kill(bundle: Bundle, tmp_path: Pa
     (container,) = object_in(written, "Job")["spec"]["template"]["spec"]["containers"]
     folder = tmp_path / "results"
     mounted = {"/mnt/models/models": bundle.path, "/mnt/source": source, "/mnt/results": folder}
-    python = linked_environment(tmp_path / "venv", [package.name for package in bulk_packages("onnxruntime")])
+    python = linked_environment(tmp_path / "venv", [*bulk_packages("onnxruntime")])
     assert container["command"] == ["tini", "--", "gmmvit"]
     assert not [name for name in COMPILERS if shutil.which(name, path=str(python.parent))]
     command = [python, "-m", "gmmvit_cli.main", *(str(mounted.get(word, word)) for word in container["args"])]

@@ -14,7 +14,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.serving.front.options import FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.options import RepositoryOptions
-from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
+from gmmvit_deploy.serving.repository import Repository, add_to_repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.inference.test_preprocess import png
@@ -60,9 +60,7 @@ def joined_repository(folder: Path, bundles: Mapping[str, Bundle], **options: An
     models = folder / "models"
     models.mkdir()
     for name, bundle in bundles.items():
-        written = repository_from_bundle(bundle, folder / name, RepositoryOptions(name=name, **options))
-        for model in written.models:
-            (written.path / model).rename(models / model)
+        add_to_repository(bundle, models, RepositoryOptions(name=name, **options))
     return models
 
 

@@ -23,13 +23,12 @@ from PIL import Image
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.runtimes.runners.classify import TritonClassifier, classify_files
-from gmmvit_deploy.serving.options import RepositoryOptions
-from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.cli.terminal import gmmvit_here
 from tests.conftest import FREE_PORTS, MANIFEST, golden
 from tests.golden_files import content_of
 from tests.models.families.test_naive_vit import tutorial_logits, tutorial_state
+from tests.serving.conftest import joined_repository
 
 timm = pytest.importorskip("timm")
 from timm.data import create_transform, resolve_data_config  # noqa: E402 - after the check that timm is installed
@@ -217,13 +216,7 @@ def bundles(folder_with_labels: Path, tmp_path_factory: pytest.TempPathFactory) 
 @contextmanager
 def one_server(bundles: Mapping[str, Bundle], root: Path) -> Iterator[TritonServer]:
     """Start a server with network, preprocessing and ensemble of each bundle."""
-    models = root / "models"
-    models.mkdir()
-    for name, bundle in bundles.items():
-        written = repository_from_bundle(bundle, root / name, RepositoryOptions(name=name, threads=1))
-        for model in written.path.iterdir():
-            model.rename(models / model.name)
-    with TritonServer(models, options=ServerOptions(**FREE_PORTS)) as running:
+    with TritonServer(joined_repository(root, bundles, threads=1), options=ServerOptions(**FREE_PORTS)) as running:
         yield running
 
 

@@ -150,11 +150,17 @@ def tls_pem(settings: GatewaySettings) -> str:
     return "".join(f"{line}\n" for text in texts for line in text.splitlines() if line.strip())
 
 
-def _require_not_expired(path: Path, pem: str) -> None:
-    """Refuse, with InputError, a file whose first certificate, which clients would get, has expired."""
+def expiry_of(pem: str) -> datetime:
+    """Return when the first certificate, which clients get, expires.  Errors: ValueError when it cannot be read."""
     x509 = require("cryptography.x509", package="cryptography", extra="serve")
+    expiry: datetime = x509.load_pem_x509_certificate(pem.encode("ascii")).not_valid_after_utc
+    return expiry
+
+
+def _require_not_expired(path: Path, pem: str) -> None:
+    """Refuse, with InputError, a file whose first certificate has expired."""
     try:
-        expiry = x509.load_pem_x509_certificate(pem.encode("ascii")).not_valid_after_utc
+        expiry = expiry_of(pem)
     except ValueError as exc:
         raise InputError(f"{path}: the certificate cannot be read: {exc}", hint=_TLS_HINT) from exc
     if expiry <= datetime.now(UTC):

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import secrets
-import signal
-import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from gmmvit_deploy.errors import GmmvitError, ServerError
 from gmmvit_deploy.files.leftovers import new_run_folder, remove_run_folder
@@ -22,7 +17,7 @@ from gmmvit_deploy.serving._local_http import MetricsEndpoint, text_from_socket,
 from gmmvit_deploy.serving._metric_text import joined_metrics, metric_text
 from gmmvit_deploy.serving.gateway._access_log import AccessLog
 from gmmvit_deploy.serving.gateway._keys import Client, map_of_keys, map_text, read_keys, readable_by_others
-from gmmvit_deploy.serving.gateway.files import gateway_options, options_for, tls_pem, write_files
+from gmmvit_deploy.serving.gateway.files import expiry_of, gateway_options, options_for, tls_pem, write_files
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy
 from gmmvit_deploy.serving.gateway.options import Front, GatewayOptions, GatewaySettings
 from gmmvit_deploy.serving.gateway.upstreams import Upstreams, first_upstreams
@@ -115,8 +110,6 @@ class Gateway:
         self.upstreams: Upstreams | None = None
         self._changing = threading.Lock()  # held while HAProxy is started again, reloads or changes its configuration
         self._metrics: MetricsEndpoint | None = None
-        self._hangup = False
-        self._handler: Any = None
         self._states = self._file_states()
         self._looked = time.monotonic()
 
@@ -200,8 +193,6 @@ class Gateway:
         )
         self._haproxy.start()
         self.upstreams = Upstreams(self._haproxy, options.upstreams, front=front is not None) if rollouts else None
-        if threading.current_thread() is threading.main_thread():
-            self._handler = signal.signal(signal.SIGHUP, self._on_hangup)
 
     def step(self) -> None:
         """Reload changed keys or a certificate, and restart HAProxy if it has ended.
@@ -211,11 +202,11 @@ class Gateway:
         with self._changing:
             if self._haproxy is not None and self._haproxy.ended:
                 self._restart(self._haproxy)
-        if self._hangup or time.monotonic() - self._looked > _LOOK_S:
+        if time.monotonic() - self._looked > _LOOK_S:
             self._looked = time.monotonic()
             states = self._file_states()
-            if self._hangup or states != self._states:
-                self._hangup, self._states = False, states
+            if states != self._states:
+                self._states = states
                 self.reload()
 
     def reload(self) -> None:
@@ -278,9 +269,6 @@ class Gateway:
 
     def stop(self) -> None:
         """Refuse new connections, wait for requests in progress for at most 20 s, and remove all files."""
-        if self._handler is not None:
-            signal.signal(signal.SIGHUP, self._handler)
-            self._handler = None
         for listener in self._listeners.values():
             listener.close()
         with self._changing:  # `serve` starts no HAProxy afterwards
@@ -309,22 +297,20 @@ class Gateway:
         haproxy.start()
 
     def _own_metrics(self) -> str:
-        haproxy = self._haproxy
-        metrics = (
+        metrics = [
             ("restarts_total", "counter", "Times that HAProxy had ended and was started again", self.restarts),
             ("key_reloads_total", "counter", "Times that the key file was reloaded", self.key_reloads),
             ("keys", "gauge", "Keys that the gateway accepts", len(self._keys)),
             ("reload_failed", "gauge", "1 if the last reload of keys and certificate failed", int(self.reload_failed)),
-        )
-        own = [metric_text(f"gmmvit_gateway_{name}", kind, text, [("", n)]) for name, kind, text, n in metrics]
-        return "".join(own) + (_certificate_metric(haproxy) if haproxy is not None else "")
+        ]
+        if self._pem:
+            meaning = "Unix time at which the certificate of the gateway expires"
+            metrics.append(("certificate_expiry_seconds", "gauge", meaning, int(expiry_of(self._pem).timestamp())))
+        return "".join(metric_text(f"gmmvit_gateway_{name}", kind, text, [("", n)]) for name, kind, text, n in metrics)
 
     def _file_states(self) -> tuple[object, ...]:
         paths = (self.settings.keys, self.settings.tls_cert, self.settings.tls_key)
         return tuple(_state(path) for path in paths if path is not None)
-
-    def _on_hangup(self, number: int, frame: FrameType | None) -> None:
-        self._hangup = True
 
     def _on_message(self, line: str) -> None:
         if self._haproxy is not None:
@@ -363,17 +349,3 @@ def _load_certificate(haproxy: HAProxy, pem: str) -> None:
     answer += haproxy.command("commit ssl cert tls.pem")
     if "Success" not in answer:
         raise ServerError(f"HAProxy did not take the certificate: {answer}")
-
-
-def _certificate_metric(haproxy: HAProxy) -> str:
-    """Return the time at which the certificate of a running HAProxy expires; "" without TLS or without an answer."""
-    try:
-        answer = haproxy.command("show ssl cert tls.pem")
-    except ServerError:
-        return ""
-    match = re.search(r"^not ?after: (.+)$", answer, re.MULTILINE | re.IGNORECASE)
-    if match is None:
-        return ""
-    expiry = ssl.cert_time_to_seconds(match[1].strip())
-    meaning = "Unix time at which the certificate of the gateway expires"
-    return metric_text("gmmvit_gateway_certificate_expiry_seconds", "gauge", meaning, [("", expiry)])
