@@ -31,7 +31,7 @@ from gmmvit_deploy.runtimes.engines.compatibility import ServerTensorRT, loads_i
 from gmmvit_deploy.runtimes.engines.flavors import FLAVORS, find_flavor, refuse, visible_gpu
 from gmmvit_deploy.runtimes.engines.options import BuildOptions, Profile
 from gmmvit_deploy.runtimes.engines.releases import triton_in_words
-from gmmvit_deploy.runtimes.kernels.libraries import TRY_AGAIN, openvino_library
+from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 from gmmvit_deploy.runtimes.programs.onnxruntime import import_onnxruntime, require_onnxruntime
 from gmmvit_deploy.runtimes.programs.onnxruntime_providers import (
     CPU,
@@ -300,8 +300,6 @@ def _kernels() -> str:
     """Load this project's CPU kernels, compile them if need be, and return how they compute."""
     path, why = openvino_library()
     if path is None:
-        if TRY_AGAIN in why:
-            raise GmmvitError(why, hint=TRY_AGAIN)
         raise GmmvitError(
             why, hint="install g++, or set the variable CXX to another compiler" if "compiler" in why else ""
         )

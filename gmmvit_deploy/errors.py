@@ -156,16 +156,9 @@ class RequestRejectedError(ServerError):
 
 
 class OverloadError(ServerError):
-    """The server answers, but refuses requests until it has capacity: it is overloaded, starting or stopping.
-
-    retry_after_s: the time in seconds after which the server asks to repeat the request; None if not stated.
-    """
+    """The server answers, but refuses requests until it has capacity: it is overloaded, starting or stopping."""
 
     default_hint = "repeat the request later, or send fewer requests at a time"
-
-    def __init__(self, message: str, *, hint: str = "", retry_after_s: float | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.retry_after_s = retry_after_s
 
 
 class KeyRefusedError(ServerError):

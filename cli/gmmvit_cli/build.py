@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gmmvit_cli.options import AS_JSON
-from gmmvit_cli.output import note, print_json, print_table
+from gmmvit_cli.output import print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, Panel, listed, output_option, refusals_of
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.inference.precision import PRECISIONS, Precision
@@ -112,8 +112,7 @@ def build(
         show_default="BUNDLE/engines/NAME",
     ),
     log: Path | None = OUTPUT.option("FILE", "Write TensorRT's complete build log to this file."),
-    report: Path | None = OUTPUT.option("FILE.html", "Write the report as a self-contained HTML page."),
-    force: bool = OUTPUT.flag("--force", "Replace the engine and the report if they exist."),
+    force: bool = OUTPUT.flag("--force", "Replace the engine if it exists."),
     as_json: bool = AS_JSON,
 ) -> None:
     """The report is read from the finished engine and lists the GPU kernels and data types of each attention layer. The
@@ -131,7 +130,6 @@ def build(
         from gmmvit_deploy.runtimes.engines.engine_from_onnx import engine_from_bundle, engine_from_onnx
         from gmmvit_deploy.runtimes.engines.flavors import find_flavor
         from gmmvit_deploy.runtimes.engines.options import BuildOptions
-        from gmmvit_deploy.runtimes.engines.page import write_page
 
         with refusals.collected():
             options = BuildOptions(
@@ -157,24 +155,18 @@ def build(
             engine = engine_from_bundle(bundle, open_variant(bundle, precision), options, library, out=out, **how)
         elif out is not None:
             engine = engine_from_onnx(source, options, library, out=out, **how)
-        if report is not None:
-            write_page(engine, report, force=force)
     if as_json:
         print_json({"engine": str(engine.path), "card": engine.card.to_json()})
     else:
         print_card(engine)
         typer.echo(engine.path)
-    if report is not None:
-        note(f"report: {report}")
 
 
 def print_card(engine: Engine) -> None:
     """Print the card of an engine as tables on the terminal."""
-    from gmmvit_deploy.runtimes.engines.page import facts_of
-
     card = engine.card
     rows = [
-        *facts_of(card).items(),
+        *_facts(card),
         *_proof_rows(card),
         *([("masks", f"{len(card.masks)} constants; the SHA-256 of each is in card.json")] if card.masks else []),
         *((f"{name} SHA-256", digest) for name, digest in card.sha256.items()),
@@ -195,6 +187,22 @@ def print_card(engine: Engine) -> None:
             for proof in card.attentions
         ],
     )
+
+
+def _facts(card: EngineCard) -> list[tuple[str, str]]:
+    target = ", ".join(card.target["capabilities"])
+    if card.target["gpu"]:
+        target = f"{card.target['gpu']} ({target}), driver {card.target['driver']}"
+    flags = [f"{name}={value}" for name, value in card.flags.items() if value not in (None, False, "none")]
+    shape = ", ".join(map(str, card.tensor["shape"]))
+    return [
+        ("precision", card.precision),
+        ("built for", f"{target}, with {card.flavor} {card.tensorrt_version}"),
+        ("profiles", f"{', '.join(map(str, card.profiles))} (minimum, optimum and maximum batch)"),
+        ("input", f"{card.tensor['name']}: {card.tensor['dtype']} (B, {shape})"),
+        ("size", f"{card.size_bytes / 2**20:.2f} MiB, built in {card.build_seconds:.1f} s"),
+        ("flags", ", ".join(flags) or "TF32 off"),
+    ]
 
 
 def _proof_rows(card: EngineCard) -> list[tuple[str, str]]:

@@ -15,17 +15,13 @@ from gmmvit_cli.options import (
     access_from,
     server_from,
 )
-from gmmvit_cli.output import note, print_json, print_table
-from gmmvit_cli.panels import INPUT, Panel
+from gmmvit_cli.output import print_json, print_table
+from gmmvit_cli.panels import INPUT
 from gmmvit_cli.progress import progress
-from gmmvit_deploy.counts import counted
-from gmmvit_deploy.errors import InputError, OutputError
+from gmmvit_deploy.errors import InputError
 
 EXAMPLE = """gmmvit doctor
 gmmvit doctor bundle --server-version 25.04"""
-
-
-_KERNELS = Panel("CPU kernels")
 
 
 def doctor(
@@ -39,11 +35,6 @@ def doctor(
     server_tensorrt: str | None = SERVER_TENSORRT_VERSION,
     key_file: Path | None = KEY_FILE,
     ca: Path | None = CA,
-    empty_kernel_cache: bool = _KERNELS.flag(
-        "--empty-kernel-cache/--no-empty-kernel-cache",
-        "First delete the compiled CPU kernels (this project's code for attention) and the record of compilations "
-        "that failed. The kernels are then compiled again.",
-    ),
     as_json: bool = AS_JSON,
 ) -> None:
     """Tries every package, runner, CPU kernel, engine builder and server. A runner is a program that computes logits,
@@ -54,8 +45,6 @@ def doctor(
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.doctor import examine, examine_bundle
 
-        if empty_kernel_cache:
-            _empty_kernel_cache()
         target = server_from(server_version, server, server_tensorrt, access_from(key_file, ca))
         if bundle is None and target is not None:
             raise InputError(
@@ -76,16 +65,3 @@ def doctor(
     for fix, name in fixes.items():
         typer.echo(f"to fix {name}:  {fix}")
     raise typer.Exit(int(failed))
-
-
-def _empty_kernel_cache() -> None:
-    from gmmvit_deploy.runtimes.kernels import libraries
-
-    try:
-        removed = libraries.empty_kernel_cache()
-    except (OSError, RuntimeError) as exc:
-        raise OutputError(
-            f"cannot delete the files of the kernel cache: {exc}",
-            hint="type XDG_CACHE_HOME=FOLDER gmmvit doctor to use another folder for the kernel cache",
-        ) from exc
-    note(f"removed {counted(len(removed), 'file')} from the kernel cache")

@@ -18,16 +18,15 @@ from gmmvit_cli.models import (
     hints_from,
     permit_class,
 )
-from gmmvit_cli.options import AS_JSON, typed
+from gmmvit_cli.options import AS_JSON
 from gmmvit_cli.output import note, print_json, print_table
-from gmmvit_cli.panels import INPUT, OUTPUT, Panel, listed
+from gmmvit_cli.panels import INPUT, OUTPUT
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.checkpoints.reading import require_checkpoint
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.files.writing import require_free_file
 from gmmvit_deploy.inference.precision import PRECISIONS
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec
 from gmmvit_deploy.progress import Progress
 
 if TYPE_CHECKING:
@@ -37,22 +36,15 @@ if TYPE_CHECKING:
     from gmmvit_deploy.reports.pictures.attention_of_image import ImageAttention
 
 EXAMPLE = """gmmvit inspect checkpoint.pth --report masks.html
-gmmvit inspect --preset swin --classes 10 --image-size 32 --mask gmm
 gmmvit inspect bundle --image photo.jpg --report attention.html"""
-
-_WITHOUT_FILE = Panel("Without a checkpoint")
-_GAUSSIANS = 5
-"""The default number of Gaussians in a gmm mask of a preset."""
-_MASKS = ModelSpec.mask_kinds  # a preset of RMT has the mask kind decay without an option
 
 
 def inspect(
     context: typer.Context,
-    checkpoint: Path | None = INPUT.argument(
+    checkpoint: Path = INPUT.argument(
         "CHECKPOINT",
         "A PyTorch checkpoint, a safetensors file, a model folder of timm, or a bundle (the folder that gmmvit export "
-        "writes). Leave it out to describe a preset.",
-        default=None,
+        "writes).",
     ),
     image: Path | None = INPUT.option(
         "FILE",
@@ -66,20 +58,6 @@ def inspect(
     model_args: Mapping[str, Any] | None = MODEL_ARGS,
     head: str | None = HEAD,
     settings: list[str] | None = MODEL_SETTINGS,
-    classes: int | None = _WITHOUT_FILE.option("N", "Number of classes."),
-    mask: MaskKind = _WITHOUT_FILE.option(
-        "KIND",
-        f"Mask on the attention scores: {listed(_MASKS)}. plain is no mask, gmm a Gaussian mixture mask, elm a "
-        "learned matrix.",
-        default="plain",
-        names=_MASKS,
-    ),
-    kernels: int | None = _WITHOUT_FILE.option("K", "Number of Gaussians in a gmm mask.", show_default=str(_GAUSSIANS)),
-    shared: bool = _WITHOUT_FILE.flag("--shared/--no-shared", "Use the same gmm mask in all heads."),
-    spt: bool = _WITHOUT_FILE.flag("--spt", "Embed the image and four shifted copies (SPT)."),
-    lsa: bool = _WITHOUT_FILE.flag(
-        "--lsa", "Local attention (LSA): learned temperatures, and no token attends to itself."
-    ),
     report: Path | None = OUTPUT.option(
         "FILE",
         "Draw masks, steps and embeddings, with --image also labels and attention, to an HTML page (.html); or, "
@@ -89,8 +67,6 @@ def inspect(
     as_json: bool = AS_JSON,
 ) -> None:
     """Lists the tensors that the model does not use, and values that point to a problem, such as underflow in a mask.
-    Without a checkpoint, describes the model that --preset, --classes and --image-size define, with 3 channels unless
-    --set channels is given.
     With a bundle, lists its graphs, and for int8 the calibration images, what each recipe gave, and the projections
     that a gate moved to more exact forms.
     With a bundle and --image, classifies the image, and computes the mean attention distance of each head, and the
@@ -99,10 +75,9 @@ def inspect(
     if report is not None:
         require_free_file(report, force=force)
     hints = hints_from(context.params)
-    of_presets = typed(context, _WITHOUT_FILE)
-    bundle = checkpoint if checkpoint is not None and (checkpoint / "manifest.json").is_file() else None
-    if image is not None or bundle is not None:
-        if replace(hints, model=None) != LoadHints() or of_presets:
+    is_bundle = (checkpoint / "manifest.json").is_file()
+    if image is not None or is_bundle:
+        if replace(hints, model=None) != LoadHints():
             raise InputError(
                 f"{'--image draws the attention of a bundle, which' if image else 'a bundle'} records its model, and "
                 "an option for checkpoints is given",
@@ -110,84 +85,50 @@ def inspect(
             )
         if image is not None:
             _inspect_attention(checkpoint, image, hints.model, report, force=force, as_json=as_json)
-        elif bundle is not None:
-            _inspect_bundle(bundle, report, as_json=as_json)
+        else:
+            _inspect_bundle(checkpoint, report, as_json=as_json)
         return
-    if checkpoint is None:
-        gaussians = (_GAUSSIANS if kernels is None else kernels) if mask == "gmm" else 0
-        chosen = MaskSpec(kind=mask, kernels=gaussians, shared=shared)
-        described = _describe_preset(hints, classes, chosen, spt=spt, lsa=lsa)
-    else:
-        if of_presets:
-            options = ", ".join(of_presets)
-            raise InputError(
-                f"{options}: describes the model of a preset; {checkpoint} states this by its tensors",
-                hint=f"leave {options} out, or leave the checkpoint out and type --preset",
-            )
-        require_checkpoint(checkpoint)
-        with progress("inspect") as on_progress:
-            from gmmvit_deploy.checkpoints.loading import load_checkpoint
-            from gmmvit_deploy.checkpoints.report import describe_checkpoint
+    require_checkpoint(checkpoint)
+    with progress("inspect") as on_progress:
+        from gmmvit_deploy.checkpoints.loading import load_checkpoint
+        from gmmvit_deploy.checkpoints.report import describe_checkpoint
 
-            on_progress(Progress("read the checkpoint"))
-            loaded = load_checkpoint(checkpoint, hints)
-            if report is None:
-                described = describe_checkpoint(loaded)
-            else:
-                from gmmvit_deploy.reports.pictures.mask_report import write_report
+        on_progress(Progress("read the checkpoint"))
+        loaded = load_checkpoint(checkpoint, hints)
+        if report is None:
+            described = describe_checkpoint(loaded)
+        else:
+            from gmmvit_deploy.reports.pictures.mask_report import write_report
 
-                on_progress(Progress("draw the report"))
-                described = write_report(loaded, report, force=force)
+            on_progress(Progress("draw the report"))
+            described = write_report(loaded, report, force=force)
     if as_json:
         print_json(described)
         return
     _print(described)
-    if report is not None and checkpoint is not None:
+    if report is not None:
         note(f"report: {report}")
 
 
-def _describe_preset(hints: LoadHints, classes: int | None, mask: MaskSpec, *, spt: bool, lsa: bool) -> dict[str, Any]:
-    if hints.resize_to is not None or hints.interpolation is not None:
-        raise InputError(
-            "--resize-to and --set interpolation resize the model of a checkpoint, and no checkpoint is given",
-            hint="type gmmvit inspect CHECKPOINT --resize-to PIXELS, or --image-size PIXELS for a preset",
-        )
-    for name, option in (hints.typed() | hints.own()).items():
-        if name not in ("image_size", "channels"):
-            raise InputError(
-                f"{option} states what a checkpoint does not show, and no checkpoint is given",
-                hint=f"type gmmvit inspect CHECKPOINT {option}, or leave {option.partition('=')[0]} out",
-            )
-    if hints.preset is None or classes is None or hints.image_size is None:
-        raise InputError(
-            "expected a checkpoint, or all of --preset, --classes and --image-size",
-            hint="type gmmvit inspect CHECKPOINT, or gmmvit inspect --preset vit --classes 10 --image-size 32",
-        )
-    from gmmvit_deploy.checkpoints.report import describe_spec
-    from gmmvit_deploy.models.families import preset_spec
-
-    spec = preset_spec(hints.preset, classes=classes, image_size=hints.image_size, mask=mask, spt=spt, lsa=lsa)
-    return describe_spec(spec if hints.channels is None else replace(spec, channels=hints.channels))
-
-
 def _print(described: dict[str, Any]) -> None:
-    file = described.get("checkpoint")
+    file = described["checkpoint"]
     # A field that is off or zero describes a variant that this model is not; --json prints every field.
     spec = {name: value for name, value in described["spec"].items() if name not in ("family", "mask") and value}
     rows = [
-        *([("file", f"{file['path']} ({file['wrapping']})"), ("SHA-256", file["sha256"])] if file else []),
+        ("file", f"{file['path']} ({file['wrapping']})"),
+        ("SHA-256", file["sha256"]),
         ("model", described["model"]),
         *((name.replace("_", " "), str(value)) for name, value in spec.items()),
         ("trainable parameters", f"{described['trainable_parameters']:,}"),
         ("multiply-accumulates", f"{described['macs']:,} per image"),
-        *((f"origin of {name.replace('_', ' ')}", where) for name, where in described.get("taken_from", {}).items()),
-        *((f"unused key {key}", why) for key, why in described.get("unused_keys", {}).items()),
+        *((f"origin of {name.replace('_', ' ')}", where) for name, where in described["taken_from"].items()),
+        *((f"unused key {key}", why) for key, why in described["unused_keys"].items()),
     ]
     print_table(("", ""), rows)
-    if described.get("audit"):
+    if described["audit"]:
         findings = [(entry["severity"], entry["where"], entry["what"]) for entry in described["audit"]]
         print_table(("severity", "location", "observation"), findings)
-    elif file:
+    else:
         typer.echo("audit: no problem detected")
 
 
@@ -283,14 +224,12 @@ def _print_tried(file: str, calibration: Mapping[str, Any]) -> None:
 
 
 def _inspect_attention(
-    path: Path | None, image: Path, model: str | None, report: Path | None, *, force: bool, as_json: bool
+    path: Path, image: Path, model: str | None, report: Path | None, *, force: bool, as_json: bool
 ) -> None:
     from gmmvit_deploy.reports.pages import require_page, written_page
 
     if report is not None:
         require_page(report, force=force)
-    if path is None:
-        raise InputError("--image draws the attention of a bundle", hint=f"type gmmvit inspect BUNDLE --image {image}")
     with progress("inspect") as on_progress:
         from gmmvit_deploy.bundle.artifacts import open_bundle
 

@@ -163,21 +163,21 @@ def refuse_misfits(file: TensorFile, spec: ModelSpec, origins: TensorOrigins | N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backbone:
-    """A network without classifier under a prefix, such as ``self.encoder`` of a user's class, and what is beside it.
+    """A network without classifier under a prefix, such as ``self.encoder`` of a user's class, and a linear layer.
 
-    beside: name → shape of the tensors without the prefix, but those of losses and metrics.
-    layer: the name of the linear layer that is all of ``beside``, such as ``head``; empty if ``beside`` is more.
+    layer: the name of the linear layer beside the network, such as ``head``.
     file: the tensors without the prefix; the linear layer is ``head``, a name of a classifier.
     """
 
     prefix: str
-    beside: dict[str, tuple[int, ...]]
     layer: str
     file: TensorFile
 
 
 def backbone_of(file: TensorFile) -> Backbone | None:
-    """Return the part with more than half of the tensors, if it has a prefix, no classifier, and tensors beside it."""
+    """Return the part with more than half of the tensors, if it has a prefix and no classifier, and the linear layer
+    that is all that is beside it, but losses and metrics.
+    """
     shapes = {name: tuple(tensor.shape) for name, tensor in file.tensors.items() if not of_training(name)}
     outer = _common(shapes)
     parts = Counter(name.removeprefix(outer).partition(".")[0] for name in shapes)
@@ -187,17 +187,17 @@ def backbone_of(file: TensorFile) -> Backbone | None:
     prefix = _common(name for name in shapes if name.startswith(f"{outer}{largest}."))
     names = {name: name.removeprefix(prefix) for name in file.tensors}
     beside = {name: shape for name, shape in shapes.items() if not name.startswith(prefix)}
-    if not beside or any(CLASSIFIER.fullmatch(names[name]) for name in names.keys() - beside.keys()):
+    if any(CLASSIFIER.fullmatch(names[name]) for name in names.keys() - beside.keys()):
         return None
     weights = [name for name, shape in beside.items() if name.endswith(".weight") and len(shape) == 2]
     layer = weights[0].removesuffix(".weight") if len(weights) == 1 else ""
     if beside.keys() != {f"{layer}.weight", f"{layer}.bias"}:
-        layer = ""
-    names |= {f"{layer}.{part}": f"head.{part}" for part in ("weight", "bias")} if layer else {}
-    words = f"network under '{prefix}'" + (f", its classifier {layer} beside it" if layer else "")
+        return None
+    names |= {f"{layer}.{part}": f"head.{part}" for part in ("weight", "bias")}
     tensors = {names[name]: tensor for name, tensor in file.tensors.items()}
+    words = f"network under '{prefix}', its classifier {layer} beside it"
     joined = replace(file, tensors=tensors, wrapping=f"{file.wrapping}, {words}")
-    return Backbone(prefix=prefix, beside=beside, layer=layer, file=joined)
+    return Backbone(prefix=prefix, layer=layer, file=joined)
 
 
 def _common(names: Iterable[str]) -> str:

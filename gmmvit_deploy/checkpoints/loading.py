@@ -10,7 +10,6 @@ from pathlib import Path
 from torch import Tensor
 
 from gmmvit_deploy.checkpoints._fitting import (
-    Backbone,
     FittedFile,
     backbone_of,
     errors_that_name,
@@ -134,9 +133,6 @@ def _fitted(file: TensorFile, hints: LoadHints, name: str) -> tuple[CheckpointSo
         backbone = None if hints.head is not None or signed else backbone_of(file)
         if backbone is None:
             raise
-        if not backbone.layer:
-            _refuse_beside(backbone, hints, name)
-            raise
     source, hints, fitted = _fitted_network(backbone.file, hints, name)
     classifier = (
         f"{backbone.layer}, the only linear layer beside the network under '{backbone.prefix}', taken after the "
@@ -147,23 +143,6 @@ def _fitted(file: TensorFile, hints: LoadHints, name: str) -> tuple[CheckpointSo
 
 def _recognising(file: TensorFile) -> list[CheckpointSource]:
     return [source for family in FAMILIES for source in family.sources if source.recognises(file.tensors)]
-
-
-def _refuse_beside(backbone: Backbone, hints: LoadHints, name: str) -> None:
-    """Errors: CheckpointError when the tensors under the prefix are a network of timm, beside other layers."""
-    alone = {name: t for name, t in backbone.file.tensors.items() if name not in backbone.beside}
-    part, features = replace(backbone.file, tensors=alone), replace(hints, only_features=True)
-    try:
-        fitted_file(part, name, TIMM_FILES, features, lambda spec: None)
-    except InputError:
-        return
-    shapes = ", ".join(f"{key} {shape}" for key, shape in list(backbone.beside.items())[:6])
-    raise CheckpointError(
-        f"{name}: the network is under '{backbone.prefix}', without a classifier; the tensors beside it are not a "
-        f"single linear layer: {shapes}",
-        hint="type --model FILE.py:CLASS with a class that builds the network and these layers as training did, and "
-        "--image-size and --set channels with its images",
-    )
 
 
 def _fitted_network(file: TensorFile, hints: LoadHints, name: str) -> tuple[CheckpointSource, LoadHints, FittedFile]:

@@ -20,8 +20,7 @@ from gmmvit_deploy.errors import ExportError, InputError
 from gmmvit_deploy.exporting._declared_roles import declare_roles, name_nodes
 from gmmvit_deploy.exporting._numeric_proof import DYNAMIC_BATCH_HINT
 from gmmvit_deploy.graphs.declared import ATTENTION_KEY, ROLE_KEY
-from gmmvit_deploy.graphs.exported import fold_constants, optimize_exactly
-from gmmvit_deploy.graphs.no_ops import remove_no_ops
+from gmmvit_deploy.graphs.exported import fold_constants, optimize_exactly, remove_no_ops
 from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.inference.precision import Role

@@ -1,6 +1,4 @@
-"""Optimise the graph of another package's network with onnxscript, without loss of scalars.
-
-The graph then holds what can be computed from constants.
+"""Simplify the graph of another package's network: with onnxscript, without loss of scalars, and without copies.
 
 onnxscript takes some scalars for neutral elements:
 
@@ -14,6 +12,12 @@ the shape (1,), which onnxscript keeps and which computes the same numbers.
 Networks of other packages compute position tables, relative indices and rotations from large constants in every forward
 pass. onnxscript computes them once, but for operators with several outputs, such as the Split of a table of rotary
 positions. `fold_constants` evaluates those that only move values. `folded.constant_nodes` refuses what is left.
+
+`remove_no_ops` removes nodes that only copy a tensor, so that the logits stay the same bit for bit:
+
+    Pad      without padding: Swin pads every image to whole windows, also if the image already has whole windows
+    Reshape  to the shape that the tensor has: transformers does so after each fused attention call
+    Expand   before an elementwise operator, if the operator broadcasts the tensor to the same shape: x / Expand(norm)
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from gmmvit_deploy.graphs.declared import SHAPE_OPERATORS
-from gmmvit_deploy.graphs.wiring import add_constant, remove_unused
+from gmmvit_deploy.graphs.wiring import add_constant, remove_unused, values_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -33,6 +37,7 @@ _NEAR = {"Add": 2e-8, "Sub": 2e-8, "Mul": 2e-5, "Div": 2e-5}
 """Operator → twice the largest distance from the neutral element at which onnxscript removes the operator."""
 _MOVES = SHAPE_OPERATORS | {"GatherND"}
 _MAX_ELEMENTS = 2**28  # 1 GiB of float32
+_BROADCASTING = frozenset({"Add", "Div", "Mul", "Sub"})
 
 
 def optimize_exactly(model: ir.Model) -> None:
@@ -116,3 +121,38 @@ def _fold_move(graph: ir.Graph, node: ir.Node) -> None:
     for output, values in zip(node.outputs, results, strict=True):
         output.replace_all_uses_with(add_constant(graph, str(output.name), values))
     graph.remove(node, safe=True)
+
+
+def remove_no_ops(model: ir.Model) -> None:
+    """Remove nodes that only copy a tensor, and what only they read, in place."""
+    for node in model.graph:
+        (source, *_), output = node.inputs or (None,), node.outputs[0]
+        copies = _pads_nothing(node) or _keeps_shape(node) or _only_broadcasts(node)
+        if copies and source is not None and not output.is_graph_output():
+            output.replace_all_uses_with(source)
+    remove_unused(model)
+
+
+def _pads_nothing(node: ir.Node) -> bool:
+    pads = values_of(node.inputs[1]) if node.op_type == "Pad" else None
+    return pads is not None and not pads.any()
+
+
+def _keeps_shape(node: ir.Node) -> bool:
+    return node.op_type == "Reshape" and _same_shape(node.inputs[0], node.outputs[0])
+
+
+def _only_broadcasts(node: ir.Node) -> bool:
+    if node.op_type != "Expand":
+        return False
+    output = node.outputs[0]
+    for reader in output.consumers():
+        others = [value for value in reader.inputs if value is not output]
+        if reader.op_type not in _BROADCASTING or len(others) != 1 or not _same_shape(others[0], output):
+            return False
+    return True
+
+
+def _same_shape(first: ir.Value | None, second: ir.Value) -> bool:
+    shape = second.shape
+    return first is not None and shape is not None and not shape.has_unknown_dim() and first.shape == shape

@@ -204,7 +204,7 @@ def _read_sized(stream: Any) -> bytes:
     return _read(stream, _LENGTH.unpack(_read(stream, _LENGTH.size))[0])
 
 
-def _return_memory() -> None:
+def return_memory() -> None:
     """Return freed memory to the operating system: glibc keeps the blocks of large images for later otherwise."""
     with contextlib.suppress(OSError, AttributeError):  # another C library has no malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
@@ -224,7 +224,7 @@ def main() -> None:
                 kind, content = _REASON, str(exc).encode()
             sys.stdout.buffer.write(kind)
             _write(sys.stdout.buffer, content)
-            _return_memory()
+            return_memory()
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Replace attentions, norms and int8 products of an OpenVINO model by operations that this project's kernels compute.
 
     Split, Reshape, Transpose, MatMul, Multiply by the mask, Add, Softmax, MatMul, Transpose, Reshape
-        →  MaskedAttention, which `masked_attention.c` computes in a single pass over the data in the processor's cache
+        →  MaskedAttention, which `attention_on_vectors.h` computes in a single pass over the data in the cache
 
     Add, LayerNorm, QuantizeLinear, in a quantised graph
-        →  ResidualNorm, which `residual_norm.c` computes
+        →  ResidualNorm, which `norm_on_vectors.h` computes
 
     MatMul of int8 values, GELU, QuantizeLinear, Add, LayerNorm, again and again
-        →  ProductChain, which `product_chain.c` computes: see `product_chains.py`
+        →  ProductChain, which `chain_on_vectors.h` computes: see `product_chains.py`
 
 Swin divides the tokens into windows between LayerNorm and QuantizeLinear.  ResidualNorm then stands before this
 division, which moves int8 values instead of float32 values.

@@ -1,4 +1,4 @@
-"""Convert masks and biases to the memory layouts that `masked_attention.c` reads.
+"""Convert masks and biases to the memory layouts that `attention_on_vectors.h` reads.
 
 An entry of a Gaussian mixture mask depends only on the offset between two tokens: how many rows and columns the two
 tokens are apart on the grid. A mask over g × g tokens therefore has (2g − 1)² different entries per head instead of

@@ -70,28 +70,3 @@ def class_plot(classes: Sequence[Mapping[str, Any]]) -> str:
     return svg(
         figure, f"Pairs of bars by class: the shares of images that PyTorch and the runner classify correctly. {words}."
     )
-
-
-def mixed_plot(curve: Sequence[Mapping[str, Any]], gate: float | None) -> str:
-    """Plot the decisions kept against the time of int8 graphs with projections in other forms.
-
-    curve: the rows that `gmmvit convert` recorded.  gate: the share of decisions to keep; None for another gate.
-    """
-    figure, axes = figure_and_axes(height=3.6)
-    times, kept = [row["time"] for row in curve], [100 * row["kept"] for row in curve]
-    ends = [
-        [abs(100 * row["kept_interval"][end] - share) for row, share in zip(curve, kept, strict=True)] for end in (0, 1)
-    ]
-    axes.errorbar(times, kept, yerr=ends, fmt="o-", color=_ERROR, capsize=3, lw=1)
-    for row, share in zip(curve, kept, strict=True):
-        forms = f"{row['dynamic']}, {row['float32']}"
-        axes.annotate(forms, (row["time"], share), xytext=(5, 5), textcoords="offset points", fontsize=8)
-    if gate is not None:
-        axes.axhline(100 * gate, linestyle="--", color=_LIMIT, label=f"gate {gate:.2%}")
-        axes.legend(frameon=False)
-    axes.set(xlabel="time in OpenVINO, float32 = 1", ylabel="decisions kept, %")
-    words = "; ".join(
-        f"{row['dynamic']} dynamic, {row['float32']} in float32: {row['kept']:.2%} at {row['time']:.2f}"
-        for row in curve
-    )
-    return svg(figure, f"Points of int8 graphs: the decisions kept against the time, relative to float32. {words}.")

@@ -8,7 +8,7 @@ from typing import Any
 
 from gmmvit_deploy.parity._multi_label import MEASURES
 from gmmvit_deploy.parity._numeric import STORED
-from gmmvit_deploy.parity._plots import block_plot, class_plot, margin_plot, mixed_plot
+from gmmvit_deploy.parity._plots import block_plot, class_plot, margin_plot
 from gmmvit_deploy.parity._verdict import Check, joined
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport, shown_inputs
 from gmmvit_deploy.reports.pages import Plot, Summary, VerdictWord, figure, rendered, written_page
@@ -71,16 +71,6 @@ def _figures(name: str, runner: RunnerReport) -> list[Plot]:
         changed = localize.details["looking_changed_logits_by"]
         what = f"{localize.summary}. Reading the blocks' outputs changed the logits by {changed:.2g}."
         figures.append(figure(block_plot(blocks), f"Error by block: {name}", what))
-    calibration = runner.check("calibration").details
-    timed = [row for row in calibration.get("curve", ()) if "time" in row and "kept" in row]
-    if timed:
-        what = (
-            "At each point, the numbers of projections in the dynamic form and in float32. Measured when the bundle "
-            f"was converted, on {calibration['gate_images']} calibration images that set no range; each end of a bar "
-            "is a one-sided 95 % limit."
-        )
-        plot = mixed_plot(timed, calibration["gate"]["keep_decisions"])
-        figures.append(figure(plot, f"Decisions kept against time: {name}", what))
     accuracy = runner.check("accuracy").details
     if "top1" in accuracy:
         what = f"Top-1 on {accuracy['images']:,} images. {accuracy['classes']}"

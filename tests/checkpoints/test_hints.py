@@ -11,7 +11,7 @@ follows, each with its reason:
     another model or folder                     SigLIP 2, I-JEPA, MyViT without n_blocks: needs another training
     auto_map, MobileViT's image processor       followed in tests/hugging_face
     image_shape= of add_masks                   followed in tests/test_timm_masks.py
-    --spt and --lsa of a preset                 options of gmmvit inspect, which then reads no checkpoint
+    spt and lsa of a preset                     arguments of `preset_spec`, which no command reads
     --model of a command that reads a bundle    needs a bundle; tests/models/families/custom has them
     --set transform_scale without mixing        read in tests/models/families/test_deepvit.py
     write the bundle again                      needs an export

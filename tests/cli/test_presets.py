@@ -1,4 +1,4 @@
-"""Presets and ``gmmvit inspect`` of them: their parameters, what cannot be, and where values come from."""
+"""Presets: their parameters, and where values come from that no tensor of a checkpoint shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gmmvit_deploy.models.families import FAMILIES, model_from_spec, preset_spec
 from gmmvit_deploy.models.families.counting import trainable_parameters
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec
-from tests.cli.terminal import done, gmmvit_here, refused
+from tests.cli.terminal import gmmvit_here
 from tests.conftest import golden
 from tests.models.families.preset_counts import DEEPVIT, RMT
 
@@ -51,9 +51,9 @@ def test_presets_of_224_pixels(family: str, preset: str) -> None:
 @pytest.mark.first(2)
 @pytest.mark.parametrize("preset", SPT_LSA)
 def test_presets_with_spt_and_lsa(preset: str) -> None:
-    sizes = ("--classes", "10", "--image-size", "32")
-    answer = done(gmmvit_here("inspect", "--preset", preset, *sizes, "--spt", "--lsa"))
-    assert f"{SPT_LSA[preset]:,}" in answer.out
+    spec = preset_spec(preset, classes=10, image_size=32, mask=MaskSpec(), spt=True, lsa=True)
+    with torch.device("meta"):
+        assert trainable_parameters(model_from_spec(spec)) == SPT_LSA[preset]
 
 
 def test_every_preset_is_in_the_tables() -> None:
@@ -61,48 +61,6 @@ def test_every_preset_is_in_the_tables() -> None:
     assert {name: set(counts) for name, counts in COUNTS.items()} == {name: presets[name] for name in COUNTS}
     others = {family.name for family in FAMILIES if "spt-lsa" in family.variants()}
     assert set(SPT_LSA) == others
-
-
-@pytest.mark.parametrize("image", [False, True], ids=["checkpoint", "image"])
-def test_inspect_refuses_options_of_presets(image: bool, tmp_path: Path) -> None:
-    """Without this error, the command would ignore the options."""
-    (tmp_path / "photo.png").touch()
-    options = ("--classes", "10", "--mask", "gmm", "--kernels", "5", "--shared", "--spt", "--lsa")
-    answer = gmmvit_here(
-        "inspect", golden("vit_gmm").path, *options, *(("--image", tmp_path / "photo.png") if image else ())
-    )
-    named = ", ".join(word for word in options if word.startswith("--"))
-    refused(answer, "--image draws the attention of a bundle" if image else f"{named}: describes the model of a preset")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "expected a checkpoint, or all of"),
-        (
-            ("--preset", "vit", "--classes", "10", "--image-size", "32", "--mask", "gmm", "--lsa"),
-            "no vit has both LSA and a mask",
-        ),
-        (
-            ("--preset", "vit", "--classes", "9", "--image-size", "32", "--mask", "decay"),
-            "expected plain, gmm or elm, got",
-        ),
-        (
-            ("--preset", "vit", "--classes", "9", "--image-size", "32", "--set", "pool=mean"),
-            "--set pool=mean states what a checkpoint does not show, and no checkpoint is given",
-        ),
-    ],
-    ids=str,
-)
-def test_presets_that_cannot_be(arguments: tuple[str, ...], message: str) -> None:
-    refused(gmmvit_here("inspect", *arguments), message)
-
-
-def test_a_preset_with_a_mask() -> None:
-    sizes = ("--classes", "10", "--image-size", "32")
-    described = json.loads(gmmvit_here("inspect", "--preset", "swin", *sizes, "--mask", "gmm", "--json").out)
-    assert (described["family"], described["mask"]) == ("swin", "gmm")
-    assert (described["trainable_parameters"], described["macs"]) == (7_074_088, 240_946_944)
 
 
 # Where values come from that no tensor of a checkpoint shows: printed by inspect, and stored in the manifest

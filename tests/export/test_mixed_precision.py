@@ -71,10 +71,9 @@ def test_parity_knows_the_products_that_returned(converted: tuple[Bundle, Answer
         f"array:{tmp_path / 'x.npz'}",
         "--json",
     )
-    checks = json.loads(gmmvit_here(*words, "--report", tmp_path / "page.html").out)["runners"][0]["checks"]
+    checks = json.loads(gmmvit_here(*words).out)["runners"][0]["checks"]
     calibration = next(check for check in checks if check["name"] == "calibration")
     assert calibration["verdict"] == "passed", calibration["reasons"]
-    assert "Decisions kept against time" in (tmp_path / "page.html").read_text()
     record = record_of(converted[0])
     forgotten = record["calibration"]["recipe"]["dynamic"].pop()
     (tmp_path / "b" / RECORD).write_text(json.dumps(record))

@@ -101,7 +101,7 @@ def preset_spec(
         others = [family.name for family in FAMILIES if "spt-lsa" in family.variants()]
         raise SpecError(
             f"preset {name}: a {spec.family} has no SPT and no LSA",
-            hint=f"leave --spt and --lsa out, or type a preset of {', '.join(others)}",
+            hint=f"leave spt and lsa out, or take a preset of {', '.join(others)}",
         )
     changes = {"spt": spt, "lsa": lsa, **({"class_token": True} if "class_token" in fields else {})}
     return replace(spec, **changes)  # type: ignore[arg-type]  # the fields are those of the family's own spec

@@ -396,7 +396,7 @@ static void attend_mixed(const Image *im, const Scratch *to, int first) {
     }
 }
 
-/* ---- what masked_attention.c calls ------------------------------------------------------------------------------ */
+/* ---- what kernels.c calls --------------------------------------------------------------------------------------- */
 
 int MASKED_ATTENTION(const MaskedAttention *of, int64_t first, int64_t last) {
     size_t n = (size_t)of->n, d = (size_t)whole(of->d), kept = of->after ? (size_t)of->heads : 1, even = (n + 1) / 2 * 2;

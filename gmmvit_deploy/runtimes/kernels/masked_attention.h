@@ -1,4 +1,4 @@
-/* What masked_attention.c computes, for those who call it. */
+/* Masked attention, for those who call it. */
 
 #pragma once
 

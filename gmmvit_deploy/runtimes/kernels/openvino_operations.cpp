@@ -1,6 +1,6 @@
 /* Our operations of OpenVINO's graphs, computed on the threads of their stream.
 
-   MaskedAttention, by masked_attention.c
+   MaskedAttention, by masked_attention.h
    Inputs: what Q, K and V lie in, float32 or bfloat16, (B, n, columns) or (B, windows, n, columns), 1 to 3 tensors; if `queries`
    is not n, Q lies in (B, queries, columns) or (B, windows, queries, columns). Then the tables of rotation (2 or 3, heads or 1,
    tokens, d), none to 2. Then the mask as the kernel wants it, of
@@ -12,11 +12,11 @@
    rotations: of Q and K each the input with its tables or -1, whether its halves belong together, whether it is normed;
    epsilons: of these norms; scale; arithmetic; steps: those of int8 in 1, or 0 for float32.
 
-   ResidualNorm, by residual_norm.c
+   ResidualNorm, by residual_norm.h
    Inputs: x, float32 (B, n, width); then what is added to it if `adds`; weight and bias (width), by the step.
    Outputs: int8 (B, n, width); then the sum if `adds`.
 
-   ProductChain, by product_chain.c
+   ProductChain, by product_chain.h
    Inputs: int8 (…, depth of the first product) if a product is first, or float32 if the first step quantises; x, float32
    (…, width), if `width` is not 0; what the first norm adds to x if `adds`; then of each norm its weight and bias, and
    of each product its packed weights, the start of its sums, scale and bias.

@@ -1,4 +1,4 @@
-/* What product_chain.c computes, for those who call it. */
+/* A chain of int8 products of the same rows, for those who call it. */
 
 #pragma once
 

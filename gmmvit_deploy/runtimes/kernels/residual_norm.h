@@ -1,4 +1,4 @@
-/* What residual_norm.c computes, for those who call it. */
+/* A residual sum, its LayerNorm and quantisation, for those who call them. */
 
 #pragma once
 

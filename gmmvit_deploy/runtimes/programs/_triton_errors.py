@@ -63,8 +63,8 @@ class Request(NamedTuple):
     access: Access
 
 
-def error_from_refusal(exc: Any, request: Request, *, retry_after: str | None = None) -> ServerError:
-    """Translate an ``InferenceServerException``.  retry_after: the header Retry-After of the answer, or None."""
+def error_from_refusal(exc: Any, request: Request) -> ServerError:
+    """Translate an ``InferenceServerException``."""
     status, reason = _status(exc), _reason(exc)
     url, model = request.url, request.model
     if status == "UNAVAILABLE" and _LOCAL.search(reason):
@@ -83,7 +83,7 @@ def error_from_refusal(exc: Any, request: Request, *, retry_after: str | None = 
         status = "NOT_FOUND"
     if status == "RESOURCE_EXHAUSTED":  # gRPC uses this status both for a message that is too large and for overload
         status = "413" if "large" in reason.lower() else "503"
-    refused = _refused(status, reason, request, retry_after)
+    refused = _refused(status, reason, request)
     hint = "the log of the server states the cause; gmmvit serve prints it, or appends it to the file of --log"
     return refused or ServerError(f"{model} at {url}: {reason} ({exc.status()})", hint=hint)
 
@@ -119,16 +119,13 @@ def _short(text: str) -> str:
     return " ".join(text.split())[:_MAX_REASON]
 
 
-def _refused(status: str, reason: str, request: Request, retry_after: str | None) -> ServerError | None:
+def _refused(status: str, reason: str, request: Request) -> ServerError | None:
     """Translate the refusal of a server or gateway with this status; None for a status without a translation."""
     url, model, short = request.url, request.model, _short(reason)
     if status in ("UNAVAILABLE", "503", "429"):
-        # Retry-After may also be a date, which gateways do not send.
-        stated = retry_after is not None and re.fullmatch(r"\d{1,6}", retry_after)
         return OverloadError(
             f"the server at {url} answers, but refuses requests for now, because it is overloaded, "
-            f"starting or stopping: {short}",
-            retry_after_s=float(retry_after or 0) if stated else None,
+            f"starting or stopping: {short}"
         )
     if status == "413":
         return RequestRejectedError(

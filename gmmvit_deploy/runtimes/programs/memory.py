@@ -10,12 +10,12 @@ The kernel frees the memory of cached files (inactive_file) before it kills a pr
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import re
 from pathlib import Path
 
 from gmmvit_deploy.inference.cores import groups, lines
+from gmmvit_deploy.inference.large_images import return_memory
 
 _FILES = (
     ("memory.max", "memory.current", "inactive_file"),
@@ -41,9 +41,6 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def release_memory() -> None:
-    """Return the memory of unused objects to the system."""
+    """Return the memory of unused objects to the system: after ONNX Runtime closes, twice that of the weights."""
     gc.collect()
-    # The C library keeps freed blocks: after ONNX Runtime has closed its sessions, twice the memory of the weights.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has this function
-    if trim is not None:
-        trim(0)
+    return_memory()

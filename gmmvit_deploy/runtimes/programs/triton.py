@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gmmvit_deploy.errors import InputError, OverloadError, ServerError
@@ -227,15 +226,13 @@ class TritonConnection:
                 server.address, ssl=server.tls, root_certificates=roots, channel_args=channel
             )
         trusted = {"ca_certs": str(ca)} if ca else {}
-        client = self._package.InferenceServerClient(
+        return self._package.InferenceServerClient(
             server.address,
             ssl=server.tls,
             ssl_options=trusted if server.tls else None,
             connection_timeout=self._timeout_s,
             network_timeout=self._timeout_s,
         )
-        _keep_retry_after(client)
-        return client
 
     def _call(self, model: str, method: str, **arguments: Any) -> Any:
         if self.protocol == "grpc":  # the HTTP client has its own time limits, and answers with JSON
@@ -245,27 +242,12 @@ class TritonConnection:
         if self._access.key:
             arguments["headers"] = self._access.headers
         request = Request(self.url, model, method, self._timeout_s, self._access)
-        client: Any = None
         try:
-            client = self._client()
-            return getattr(client, method)(**arguments)
+            return getattr(self._client(), method)(**arguments)
         except self._error as exc:
-            raise error_from_refusal(exc, request, retry_after=getattr(client, "retry_after", None)) from exc
+            raise error_from_refusal(exc, request) from exc
         except self._transport_errors as exc:
             raise error_from_transport(exc, request) from exc
-
-
-def _keep_retry_after(client: Any) -> None:
-    """Keep the header Retry-After of each answer in the client.  Triton's client drops the headers of an error."""
-
-    def answered(send: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        client.retry_after = None
-        answer = send(*arguments, **options)
-        client.retry_after = answer.get("retry-after")
-        return answer
-
-    for name in ("_get", "_post"):
-        setattr(client, name, partial(answered, getattr(client, name)))
 
 
 def _served_model(name: str, answer: Mapping[str, Any]) -> ServedModel:
@@ -299,8 +281,8 @@ def _settings(config: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[
 def with_retries(request: Callable[[], _Result], *, deadline_s: float) -> _Result:
     """Return the answer of ``request``, and repeat it after each OverloadError until ``deadline_s`` has passed.
 
-    wait_s = retry_after_s + U(0, min(5, 0.1 · 2ⁿ)) after the refusal number n = 0, 1, …; U is uniform. Random waits
-    keep clients that were refused together from coming back together.
+    wait_s = U(0, min(5, 0.1 · 2ⁿ)) after the refusal number n = 0, 1, …; U is uniform. Random waits keep clients that
+    were refused together from coming back together.
     deadline_s: seconds from now in which a repetition may start; 0 repeats nothing.
     Errors: OverloadError when the next wait would end after the deadline. Every other error of ``request`` at once.
     """
@@ -311,14 +293,10 @@ def with_retries(request: Callable[[], _Result], *, deadline_s: float) -> _Resul
             return request()
         except OverloadError as exc:
             longest_s = min(_MAX_WAIT_S, _FIRST_WAIT_S * 2 ** min(refusals, 16))
-            wait_s = (exc.retry_after_s or 0.0) + random.uniform(0.0, longest_s)  # noqa: S311 - guards nothing
+            wait_s = random.uniform(0.0, longest_s)  # noqa: S311 - guards nothing
             refusals += 1
             if time.monotonic() + wait_s > end:
                 if refusals == 1:
                     raise
-                raise OverloadError(
-                    f"{exc}; refused {refusals} times within {deadline_s:g} s",
-                    hint=exc.hint,
-                    retry_after_s=exc.retry_after_s,
-                ) from exc
+                raise OverloadError(f"{exc}; refused {refusals} times within {deadline_s:g} s", hint=exc.hint) from exc
         time.sleep(wait_s)

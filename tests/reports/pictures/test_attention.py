@@ -178,7 +178,6 @@ def test_images_and_bundles_that_cannot_be_used(
     assert "with --mean and --std" in refused.value.hint
     for arguments, message in (
         ((bundle.path, "--image", tmp_path / "nowhere.png"), "nowhere.png: no such file"),
-        (("--image", image), "--image draws the attention of a bundle"),
         ((bundle.path, "--image", image, "--set", "heads=3"), "an option for checkpoints is given"),
         ((bundle.path, "--image", image, "--report", tmp_path / "a.jpg"), "expected a path that ends in .html"),
     ):

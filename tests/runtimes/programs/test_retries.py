@@ -30,28 +30,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
 
 
 class _Refusing:
-    """Refuses the first ``refusals`` requests.  count: the number of requests."""
+    """Refuses the first ``refusals`` requests."""
 
-    def __init__(self, refusals: float, *, retry_after_s: float | None = None) -> None:
-        self._left, self._retry_after_s = refusals, retry_after_s
-        self.count = 0
+    def __init__(self, refusals: float) -> None:
+        self._left = refusals
 
     def __call__(self) -> str:
-        self.count += 1
         self._left -= 1
         if self._left >= 0:
-            raise OverloadError("the queue is full", retry_after_s=self._retry_after_s)
+            raise OverloadError("the queue is full")
         return "answer"
-
-
-def test_the_server_s_own_wait_comes_first(clock: _Clock) -> None:
-    request = _Refusing(1, retry_after_s=0.3)
-    assert with_retries(request, deadline_s=5) == "answer"
-    (wait_s,) = clock.waits_s
-    assert 0.3 <= wait_s <= 0.3 + 0.1  # the largest first wait is 0.1 s
-    with pytest.raises(OverloadError):
-        with_retries(_Refusing(1, retry_after_s=60), deadline_s=5)
-    assert len(clock.waits_s) == 1  # it ended at once
 
 
 def test_waits_grow_and_differ(clock: _Clock) -> None:
