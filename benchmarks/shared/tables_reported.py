@@ -34,7 +34,7 @@ SHOWN = {
     "one_image": ("one_image", "one_image_parts"),
     "overload": ("overload",),
     "gateway_cost": ("gateway_cost",),
-    "where_time_goes": ("where_all", "target"),
+    "where_time_goes": ("where_all",),
     "parity_limits": ("parity_limits",),
     "engines": ("engines", "engine_systems", "head_dims"),
     "before_after": ("before_after",),
@@ -75,7 +75,7 @@ def _of_paper(results: dict[str, Any]) -> dict[str, Any]:
 
 def page_tables() -> dict[str, str]:
     """Return name of a marker → table, for the tables that the page of results alone shows, or shows for all models."""
-    fastest, costs, where = by_family("fastest_cpu"), by_family("mask_cost"), _where()
+    fastest, costs = by_family("fastest_cpu"), by_family("mask_cost")
     tables = {
         "fastest_cpu": fastest_table(fastest),
         "best_straight": best_straight_table(fastest),
@@ -86,8 +86,7 @@ def page_tables() -> dict[str, str]:
         "engines": engines_table(result("engines")),
         "engine_systems": systems_table(by_family("engines")),
         "one_image_parts": one_image_parts_table(result("one_image")),
-        "where_all": where_table(where),
-        "target": target_sentence(where),
+        "where_all": where_table(_where()),
         "head_dims": head_dims_table(result("engines")),
         "before_after": before_after_table(by_run("before_after")),
         "hostile": hostile_table(by_run("hostile")),
@@ -369,22 +368,6 @@ def where_table(results: dict[str, Any]) -> str:
     kinds = ("linear maps", "attention", "mask", "layout", "norms", "rest")
     head = ("family, runner, images", "ms", *kinds, "linear maps: share of the best rate", "cost of the mask")
     return table((*head, "ms on all cores"), lines)
-
-
-def target_sentence(results: dict[str, Any]) -> str:
-    """Return sentences on the time that 5 times the speed of eager PyTorch requires, and on the runner's time."""
-    by_rows = results["families"]["vit"]["programs"]["openvino+kernels:int8"]["rows"]
-    rows, chunk = next((rows, chunk) for rows, chunk in by_rows.items() if "target" in chunk)
-    target, spent = chunk["target"], chunk["spent_ms"]
-    return (
-        f"To be five times as fast as eager PyTorch at batch 64, a runner must compute {rows} images on a single core "
-        f"in {target['chunk_ms']:.1f} ms. The runner `openvino+kernels:int8` takes {chunk['ms']:.1f} ms: "
-        f"{spent['products']:.1f} ms in linear maps, {spent['attention']:.1f} ms in attention and "
-        f"{target['others_ms'] - spent['attention']:.1f} ms in all other operators. At the best int8 rate, the linear "
-        f"maps would take {chunk['products_at_best_ms']:.1f} ms. Of the {target['chunk_ms']:.1f} ms, "
-        f"{target['left_for_others_ms']:.1f} ms would then remain for attention and the other operators, which take "
-        f"{target['others_ms']:.1f} ms."
-    )
 
 
 def policy_table() -> str:
