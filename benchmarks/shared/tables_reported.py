@@ -20,7 +20,6 @@ from benchmarks.shared.tables_serving import (
     overload_table,
     peers_table,
     rollout_table,
-    soak_table,
 )
 from benchmarks.shared.timm_architectures import ARCHITECTURES
 from benchmarks.timm_sweep import NETWORKS
@@ -42,7 +41,6 @@ SHOWN = {
     "timm_sweep": ("timm_sweep",),
     "hostile": ("hostile", "hostile_memory"),
     "rollout": ("rollout",),
-    "soak": ("soak",),
     "served_peers": ("served_peers",),
 }
 """Script → markers of the script's tables on the page of results.
@@ -93,7 +91,6 @@ def page_tables() -> dict[str, str]:
         "hostile_memory": hostile_memory(by_run("hostile")),
         "timm_sweep": timm_sweep_table(result("timm_sweep")),
         "rollout": rollout_table(result("rollout")),
-        "soak": soak_table(result("soak")),
         "served_peers": peers_table(by_run("served_peers")),
     }
     if gpu := by_family("fastest_gpu"):

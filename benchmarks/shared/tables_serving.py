@@ -196,24 +196,6 @@ def rollout_table(result: Mapping[str, Any]) -> str:
     return f"{sentence}\n\n{table(head, rows)}"
 
 
-def soak_table(result: Mapping[str, Any]) -> str:
-    """Return a sentence on the requests, and a table with a row for each kind of process."""
-    sentence = (
-        f"{sum(result['requests'].values()):,} requests, measured for {result['measured_s'] / 60:.0f} minutes after a "
-        f"warm-up of {result['warm_up_s'] / 60:.1f} minutes. Lost: {result['lost']}. Wrong: {result['wrong']}. With "
-        f"another status than expected: {result['unexpected']}."
-    )
-    rows = []
-    for kind, quantities in result["growth"].items():
-        cells = [kind]
-        for row in (quantities[name] for name in ("memory_mib", "descriptors")):
-            growth = f"{row['growth']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f}; {row['limit']:.1f})"
-            cells += [f"{row['mean']:.1f}", growth]
-        rows.append(cells)
-    head = ("processes", "memory, MiB", "growth of the memory (limit)", "descriptors")
-    return f"{sentence}\n\n{table((*head, 'growth of the descriptors (limit)'), rows)}"
-
-
 def peers_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
     """Return for each network a table with a row for each program, and one of every service that was tried."""
     parts = []
