@@ -72,7 +72,7 @@ from tests.golden_files import golden
 from tests.hugging_face.folders import saved
 from tests.models.families.custom.own_files import ARGUMENTS, LABELS, own_file, save_weights
 from tests.random_bundles import bundle_of, random_vit
-from tests.serving.commands import Serve, kinds_of
+from tests.serving.commands import Serve, kinds_of, memory_mib
 from tests.serving.rollout.state_service import StateService, processes
 
 AUTHORIZATION = {"authorization": f"Bearer {KEY}"}
@@ -354,9 +354,7 @@ def memory_of_vit_s(count: int, folder: Path) -> dict[str, Any]:
         where = service.ready()
         time.sleep(_REST_S)
         for pid, kind in kinds_of(service.process.pid).items():
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
-            mebibytes = int(rollup.partition("\nPss:")[2].split()[0]) / 1024
-            memory.setdefault(re.sub("vit[0-9]+", "vit", kind), []).append(mebibytes)
+            memory.setdefault(re.sub("vit[0-9]+", "vit", kind), []).append(memory_mib(pid, ("Pss:",)))
     total = sum(map(sum, memory.values()))
     weights = bundle.onnx_path.stat().st_size / 2**20
     for kind, of_processes in memory.items():
