@@ -131,12 +131,13 @@ class Service:
         return {pid for pid, kind in kinds.items() if kind not in ("gmmvit serve", "large images", "")}
 
     def memory_mb(self) -> dict[str, int]:
-        """Return kind → memory of the service's processes without mapped files, in MiB."""
+        """Return name → memory of the service's processes without mapped files, in MiB; workers have one name."""
         memory: dict[str, float] = {}
         for pid, kind in kinds_of(self._serve.process.pid).items():
             with contextlib.suppress(OSError):  # the process ended meanwhile
-                memory[kind] = memory.get(kind, 0) + memory_mib(pid)
-        return {kind: round(size) for kind, size in sorted(memory.items())}
+                name = "workers" if kind.startswith("worker") else kind
+                memory[name] = memory.get(name, 0) + memory_mib(pid)
+        return {name: round(size) for name, size in sorted(memory.items())}
 
 
 def _prepare(*, protected: bool) -> None:

@@ -1,4 +1,4 @@
-"""Make the tables of the results about servers on a network, and about classification in bulk."""
+"""Make the tables of the results about servers on a network."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def hostile_summary(runs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def hostile_memory(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a table with the resident memory of each process of the service after each round, in MB."""
+    """Return a table with the memory of each process of the service after each round, in MB."""
     memory = runs["gateway"]["memory"]
     times = (memory["before_mb"], *memory["rounds"])
-    rows = {name: [each[name] for each in times] for name in memory["before_mb"]}
+    rows = {name: [each.get(name, 0) for each in times] for name in memory["before_mb"]}
     rows["all"] = [sum(each.values()) for each in times]
     head = ("MB", "before", *(f"round {number}" for number in range(1, len(times))))
     lines = table(head, [(name, *map(str, values)) for name, values in rows.items()])
-    return f"Resident memory of the service after each round of all requests, without shared pages:\n\n{lines}"
+    return f"Memory of the service after each round of all requests, without mapped files:\n\n{lines}"
 
 
 def _ended(run: Mapping[str, Any]) -> set[tuple[str, str]]:
