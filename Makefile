@@ -79,7 +79,7 @@ wheels: $(INSTALLED)
 
 # Run in this order. Two more need a GPU, and before_after.py needs a second checkout.
 BENCHMARKS := engines parity_limits fastest_cpu mask_cost served where_time_goes timm_models timm_sweep one_image \
-  large_images_served overload gateway_cost classify_cost two_models hostile rollout soak ten_models bulk
+  overload gateway_cost two_models hostile rollout ten_models
 
 bench: $(INSTALLED)
 	set -e; for script in $(BENCHMARKS); do $(BIN)/python benchmarks/$$script.py; done

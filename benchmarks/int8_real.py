@@ -37,7 +37,7 @@ about half an hour on two cores); ``--part judge`` computes the logits; ``--part
 of a processor without; the card states it. ``--program`` (a field of the result) leaves the other programs out.
 
     python benchmarks/int8_real.py --network CHECKPOINT --work FOLDER [--aside PHOTOGRAPHS] [--peers PYTHON]
-        [--modelopt PYTHON] [--torchao PYTHON] [--part prepare|judge|speed] [--program NAME] [--rounds 10] [--check]
+        [--torchao PYTHON] [--part prepare|judge|speed] [--program NAME] [--rounds 10] [--check]
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ from torch._inductor.package import load_package
 from benchmarks.shared import run_card
 from benchmarks.shared.cpu_programs import straight_openvino
 from benchmarks.shared.families import as_released
+from benchmarks.shared.int8_peers import RECIPES
 from benchmarks.shared.interleaved import Program, time_rounds
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.photographs import crops_of, shifted
@@ -105,19 +106,6 @@ _COPIES = 3
 _CROPS = 24
 _MIN_COSINE = 0.98
 
-PEERS = {
-    "nncf_default": ".xml",
-    "nncf_extremes": ".xml",
-    "nncf_accuracy": ".xml",
-    "ort_static": ".onnx",
-    "ort_dynamic": ".onnx",
-    "modelopt": ".onnx",
-    "modelopt_max": ".onnx",
-    "aotinductor": ".pt2",
-    "pt2e_static": ".pt2",
-    "pt2e_dynamic": ".pt2",
-}
-"""Recipe of `shared/int8_peers.py` → suffix of the file that it writes."""
 OURS = {"static": ["--calibration"], "dynamic": [], "mixed": ["--keep-decisions", "0.98", "--calibration"]}
 """Our kind of int8 → options of ``gmmvit convert``; the calibration images follow ``--calibration``."""
 
@@ -224,9 +212,9 @@ class Network:
             images, _ = self.images("calibration", CALIBRATION_IMAGES)
             # A tool may take only the first images, which must not be of the first classes only.
             np.save(calibration, bundle.inputs_from_pixels(np.random.default_rng(0).permutation(images)))
-        for recipe, suffix in ((recipe, suffix) for recipe, suffix in PEERS.items() if self.wanted(recipe)):
+        for recipe in filter(self.wanted, RECIPES):
             script = BENCHMARKS / "shared" / "int8_peers.py"
-            output = self.folder / f"{recipe}{suffix}"
+            output = self._quantised(recipe)
             self._make(recipe, output, [peers[recipe], script, recipe, straight, calibration, output])
         for kind, options in ((kind, options) for kind, options in OURS.items() if self.wanted(kind)):
             self._convert(kind, [*options, self.required("calibration")] if options else [])
@@ -296,13 +284,13 @@ class Network:
             "ours fp32 openvino+kernels": partial(_ours, self.bundle(), "openvino+kernels", "fp32"),
             "ours bf16 openvino+kernels": partial(_ours, self.bundle(), "openvino+kernels", "bf16"),
         }
-        for recipe, suffix in PEERS.items():
-            path = self.folder / f"{recipe}{suffix}"
-            if suffix == ".pt2":
+        for recipe in RECIPES:
+            path = self._quantised(recipe)
+            if path.suffix == ".pt2":
                 loads[f"{recipe} torch"] = partial(_in_torch, path)
                 continue
             loads[f"{recipe} openvino"] = partial(straight_openvino, path, "fp32")
-            if suffix == ".onnx":
+            if path.suffix == ".onnx":
                 loads[f"{recipe} onnxruntime"] = partial(_in_onnxruntime, path)
         for kind in OURS:
             for runner in ("openvino", "openvino+kernels"):
@@ -322,6 +310,9 @@ class Network:
             except Exception as exc:  # each runtime has its own errors
                 missing[name] = str(exc).strip().splitlines()[-1]
         return {name: load for name, load in loads.items() if name not in missing}, missing
+
+    def _quantised(self, recipe: str) -> Path:
+        return self.folder / f"{recipe}{RECIPES[recipe].suffix}"
 
     def _places(self) -> tuple[Path, Path]:
         return self.checkpoint.parent, self.checkpoint.parent / "data"
@@ -513,7 +504,6 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder of the exported and quantised graphs")
     parser.add_argument("--aside", type=Path, help="folder of photographs that no other set has")
     parser.add_argument("--peers", default=sys.executable, help="Python with nncf, openvino and onnxruntime")
-    parser.add_argument("--modelopt", default=sys.executable, help="Python with nvidia-modelopt[onnx]")
     parser.add_argument("--torchao", default=sys.executable, help="Python with torchao, and torch of the version here")
     parser.add_argument("--part", choices=PARTS, action="append")
     parser.add_argument("--program", action="append", default=[], help="judge and time only this; repeatable")
@@ -525,8 +515,8 @@ def main() -> None:
             arguments.network, arguments.work = [small_network(Path(temporary))], Path(temporary) / "work"
         if not arguments.network or arguments.work is None:
             parser.error("expected --network CHECKPOINT and --work FOLDER")
-        pythons = {"modelopt": arguments.modelopt, "pt2e": arguments.torchao, "aotinductor": sys.executable}
-        peers = {recipe: pythons.get(recipe.split("_")[0], arguments.peers) for recipe in PEERS}
+        pythons = {"pt2e": arguments.torchao, "aotinductor": sys.executable}
+        peers = {recipe: pythons.get(recipe.split("_")[0], arguments.peers) for recipe in RECIPES}
         for network in [Network(path, arguments.work, arguments.program) for path in arguments.network]:
             parts = arguments.part or PARTS
             answers, times = (arguments.output / f"{network.name}{suffix}" for suffix in (".json", ".speed.json"))

@@ -15,14 +15,12 @@ import sys
 from pathlib import Path
 
 from benchmarks.shared.places import BENCHMARKS, RESULTS, ROOT
-from benchmarks.shared.results import by_family, by_run, card_lines, result
+from benchmarks.shared.results import by_run, card_lines, result
 from benchmarks.shared.systems import MEASURED
-from benchmarks.shared.tables_engines import every_engine
 from benchmarks.shared.tables_int8 import int8_page
 from benchmarks.shared.tables_reported import SHOWN, documented_tables, page_tables
 from benchmarks.shared.tables_serving import every_input
 
-ENGINES = RESULTS / "engines.md"
 HOSTILE = RESULTS / "hostile.md"
 INT8 = ("int8_real", "int8_cascade")
 """Folders of results of int8_real.py: the first runs, and later ones with cascades and all programs of others."""
@@ -69,11 +67,6 @@ def _position(run: str) -> int:
     return MEASURED.index(run) if run in MEASURED else len(MEASURED)
 
 
-def engines_page() -> str:
-    """Return the page of engines, which has a row for each engine."""
-    return every_engine(result("engines"), by_family("engines"))
-
-
 def hostile_page() -> str:
     """Return the page of hostile inputs, which has a row for each input."""
     return every_input(by_run("hostile"))
@@ -95,7 +88,7 @@ def current() -> dict[Path, str]:
     """Return each page with tables of results → its text with the current tables."""
     documents = (ROOT / "README.md", *sorted((ROOT / "docs" / "pages").rglob("*.md")))
     texts = {page: written(page.read_text(encoding="utf-8")) for page in documents}
-    pages = {OVERVIEW: overview(), ENGINES: engines_page(), HOSTILE: hostile_page()}
+    pages = {OVERVIEW: overview(), HOSTILE: hostile_page()}
     pages |= {RESULTS / f"{folder}.md": int8_page(runs, folder) for folder in INT8 if (runs := by_run(folder))}
     return {**texts, **pages}
 

@@ -15,10 +15,14 @@ After a third of the time, a worker is killed with SIGKILL: a request that was o
 again may fail, and is counted apart; that takes at most a minute. After two thirds, ``gmmvit rollout --name`` gives a
 model another bundle. A lost request, a wrong answer and a failed rollout make the result INVALID and the exit status 1.
 
+With ``--steady``, nothing is killed and nothing rolled out. A line is fitted to memory and open descriptors of each
+kind of process after the warm-up, a fifth of the time. Growth above its limit with 95 % confidence
+(`benchmarks/shared/growth.py`) and a restart make the result INVALID too.
+
 ``--memory`` measures another service instead, after a minute without load: that of N ViT-S for images of 224 pixels, in
 float32, with Gaussian mixture masks and random weights. The memory of a process is its proportional set size.
 
-    python benchmarks/ten_models.py [--minutes 10] [--rate 30] [--check] [--output RESULT]
+    python benchmarks/ten_models.py [--steady] [--minutes 10] [--rate 30] [--check] [--output RESULT]
     python benchmarks/ten_models.py --memory N [--output RESULT]
 """
 
@@ -48,7 +52,7 @@ import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
 from benchmarks.shared import run_card
-from benchmarks.shared.growth import Sampler
+from benchmarks.shared.growth import Sampler, grown
 from benchmarks.shared.open_loop import KEY, Outcome, Send, open_loop
 from benchmarks.shared.options import parsed, script_parser
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
@@ -68,7 +72,7 @@ from tests.golden_files import golden
 from tests.hugging_face.folders import saved
 from tests.models.families.custom.own_files import ARGUMENTS, LABELS, own_file, save_weights
 from tests.random_bundles import bundle_of, random_vit
-from tests.serving.commands import Serve, kinds_of
+from tests.serving.commands import Serve, kinds_of, memory_mib
 from tests.serving.rollout.state_service import StateService, processes
 
 AUTHORIZATION = {"authorization": f"Bearer {KEY}"}
@@ -81,6 +85,9 @@ KILLED, EXCHANGED, NEW = "vit", "timm", "vit"
 _TOLERANCE, _DEADLINE_S, _SHOWN = 1e-4, 30.0, 20
 _REST_S = 60.0
 """The time without requests before memory is measured; a decoder that is not needed ends after 30 s."""
+_WARM_UP_SHARE, _MIN_SAMPLES = 0.2, 30
+"""The share of a steady run before growth counts; on a busy machine, the run goes on until it has the samples."""
+_STARTED_ONCE = ("tritonserver", "haproxy", "front")
 _RESTART_S, _READY_S = 300.0, 60.0
 """The seconds after the kill for which the run waits, and within which all models must answer again."""
 
@@ -244,8 +251,32 @@ async def rolled_out(service: StateService, bundle: Bundle) -> str:
     return errors.decode() if process.returncode else ""
 
 
-async def loaded(service: StateService, bundles: Mapping[str, Bundle], seconds: float, rate: float) -> dict[str, Any]:
-    """Load all models for some seconds, with a killed worker and a rollout; return the counts and the times."""
+async def disturbed(service: StateService, bundle: Bundle, sends: Sequence[Send], seconds: float) -> dict[str, Any]:
+    """Kill a worker after a third of the time, and roll out a bundle after two thirds; return how long both took."""
+    started = time.perf_counter()
+    await asyncio.sleep(seconds / 3)
+    kill = time.perf_counter() - started
+    await killed(service, sends)
+    ready = time.perf_counter() - started
+    print(f"killed a worker; all models answered again after {ready - kill:.1f} s", flush=True)
+    await asyncio.sleep(max(0.0, 2 * seconds / 3 - ready))
+    rollout = time.perf_counter()
+    failed = await rolled_out(service, bundle)
+    rollout_s = time.perf_counter() - rollout
+    print(f"rollout: {failed or 'promoted'} after {rollout_s:.1f} s", flush=True)
+    return {
+        "killed": {"model": KILLED, "at_s": kill, "until_ready_s": ready - kill},
+        "rollout": {"model": EXCHANGED, "seconds": rollout_s, "failed": failed},
+    }
+
+
+async def loaded(
+    service: StateService, bundles: Mapping[str, Bundle], seconds: float, rate: float, steady: Sampler | None
+) -> dict[str, Any]:
+    """Load all models for some seconds; return the counts and the times.
+
+    steady: samples the service, and nothing is killed and rolled out; None for a run with both.
+    """
     models = {name: Asked(name, [bundle]) for name, bundle in bundles.items()}
     models[EXCHANGED] = Asked(EXCHANGED, [bundles[EXCHANGED], bundles[NEW]])
     grpc = triton.InferenceServerClient(service.where["grpc"].removeprefix("grpc://"))
@@ -258,25 +289,21 @@ async def loaded(service: StateService, bundles: Mapping[str, Bundle], seconds: 
             for seed, send in enumerate(sends.values())
         ]
         started = time.perf_counter()
-        await asyncio.sleep(seconds / 3)
-        kill = time.perf_counter() - started
-        await killed(service, list(pngs.values()))
-        ready = time.perf_counter() - started
-        print(f"killed a worker; all models answered again after {ready - kill:.1f} s", flush=True)
-        await asyncio.sleep(max(0.0, 2 * seconds / 3 - ready))
-        rollout = time.perf_counter()
-        failed = await rolled_out(service, bundles[NEW])
-        rollout_s = time.perf_counter() - rollout
-        print(f"rollout: {failed or 'promoted'} after {rollout_s:.1f} s", flush=True)
+        happened = {} if steady else await disturbed(service, bundles[NEW], list(pngs.values()), seconds)
         await asyncio.sleep(max(1 / each, started + seconds - time.perf_counter()))
+        while steady and len(steady.times) < _MIN_SAMPLES:
+            await asyncio.sleep(1)
         ended.set()
         outcomes = dict(zip(sends, await asyncio.gather(*loads), strict=True))
     await grpc.close()
     seconds = time.perf_counter() - started
+    kill = ready = 0.0
+    if happened:
+        kill = happened["killed"]["at_s"]
+        ready = kill + happened["killed"]["until_ready_s"]
+        happened["answers_of_new_bundle"] = models[EXCHANGED].answered[bundles[NEW].sha256]
     return {
-        "killed": {"model": KILLED, "until_ready_s": ready - kill},
-        "rollout": {"model": EXCHANGED, "seconds": rollout_s, "failed": failed},
-        "answers_of_new_bundle": models[EXCHANGED].answered[bundles[NEW].sha256],
+        **happened,
         "models": {name: counted(rows, kill, ready, seconds) for name, rows in outcomes.items()},
     }
 
@@ -306,6 +333,9 @@ def problems(result: Mapping[str, Any]) -> list[str]:
         f"{name}: {row[kind]} requests were {kind}" for name, row in rows for kind in ("lost", "wrong") if row[kind]
     ]
     reasons += [f"{name}: no answer" for name, row in rows if not row["answers_per_second"]]
+    reasons += [f"{kind} was started {count} times" for kind, count in result.get("started", {}).items() if count > 1]
+    if "killed" not in result:
+        return reasons
     if (until_ready_s := result["killed"]["until_ready_s"]) > _READY_S:
         reasons.append(f"after the kill, all models answered again only after {until_ready_s:.0f} s")
     if result["rollout"]["failed"]:
@@ -324,9 +354,7 @@ def memory_of_vit_s(count: int, folder: Path) -> dict[str, Any]:
         where = service.ready()
         time.sleep(_REST_S)
         for pid, kind in kinds_of(service.process.pid).items():
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
-            mebibytes = int(rollup.partition("\nPss:")[2].split()[0]) / 1024
-            memory.setdefault(re.sub("vit[0-9]+", "vit", kind), []).append(mebibytes)
+            memory.setdefault(re.sub("vit[0-9]+", "vit", kind), []).append(memory_mib(pid, ("Pss:",)))
     total = sum(map(sum, memory.values()))
     weights = bundle.onnx_path.stat().st_size / 2**20
     for kind, of_processes in memory.items():
@@ -338,6 +366,7 @@ def memory_of_vit_s(count: int, folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = script_parser(__doc__, __file__)
     parser.add_argument("--memory", type=int, default=0, metavar="N", help="only measure the memory of N ViT-S")
+    parser.add_argument("--steady", action="store_true", help="kill and roll out nothing; judge the growth of memory")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--rate", type=float, default=30.0, help="requests a second of all clients")
     arguments = parsed(parser, minutes=0.1)
@@ -347,21 +376,30 @@ def main() -> None:
         with card as results, tempfile.TemporaryDirectory() as temporary:
             results |= memory_of_vit_s(arguments.memory, Path(temporary))
         return
-    settings = {"minutes": arguments.minutes, "rate": arguments.rate}
-    card = run_card.written(arguments.output, Path(__file__).name, timed=False, **settings)
+    settings = {"minutes": arguments.minutes, "rate": arguments.rate, "steady": arguments.steady}
+    output, seconds = arguments.output, 60 * arguments.minutes
+    if arguments.steady:
+        output = output.with_stem(f"{output.stem}_steady")
+    card = run_card.written(output, Path(__file__).name, timed=False, **settings)
     with card as results, tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         bundles = written_bundles(folder, CHECKED if arguments.check else MODELS)
         (folder / "keys").write_text(f"benchmark {KEY}\n", encoding="utf-8")
         named = [f"{name}={bundle.path}" for name, bundle in bundles.items()]
-        with StateService(folder, folder / "keys", *named) as service:
-            sampler = Sampler(service.process.pid)
-            sampler.sample()
-            results |= asyncio.run(loaded(service, bundles, 60 * arguments.minutes, arguments.rate))
-            sampler.sample()
+        with (
+            StateService(folder, folder / "keys", *named) as service,
+            Sampler(service.process.pid, interval_s=min(5.0, seconds / 40)) as sampler,
+        ):
+            steady = sampler if arguments.steady else None
+            results |= asyncio.run(loaded(service, bundles, seconds, arguments.rate, steady))
         series = {"memory_mib": sampler.memory, "descriptors": sampler.descriptors}
-        results |= {what: {kind: (first, last) for kind, (first, last) in of.items()} for what, of in series.items()}
+        results |= {what: {kind: (of[kind][0], of[kind][-1]) for kind in of} for what, of in series.items()}
+        if arguments.steady:
+            results["started"] = {kind: len(sampler.processes[kind]) for kind in _STARTED_ONCE}
+            results["growth"] = sampler.growths(after=sampler.times[0] + _WARM_UP_SHARE * seconds)
         results["problems"] = problems(results)
+        if arguments.steady and not arguments.check:  # the growth of some seconds is that of the start
+            results["problems"] += grown(results["growth"])
         for name, row in results["models"].items():
             print(name, *(f"{what} {value}" for what, value in row.items()), sep="; ")
         for what, of in series.items():

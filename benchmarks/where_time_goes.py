@@ -1,4 +1,4 @@
-"""Which operators take the time inside a runtime, and what would a higher speed require?
+"""Which operators take the time inside a runtime?
 
 The profiler of each runtime measures the operators of the paper's models and of the systems of
 `benchmarks/shared/systems.py`. The programs are those of the runner `openvino+kernels` (float32, bf16 and int8), and
@@ -16,8 +16,7 @@ a single image is also measured on all cores. The median time of each operator i
     rest        separate residuals, GELU, quantisation and pooling
 
 The cost of the mask is the time of attention and mask, minus the time of attention in the plain model. The time of the
-products is compared with the best rate on the shapes of the model, measured on all cores and divided by their number;
-at this rate, the rest of the time that a target speed leaves is for all other operators.
+products is compared with the best rate on the shapes of the model, measured on all cores and divided by their number.
 
     python benchmarks/where_time_goes.py [--family vit …] [--runs 40] [--check] [--output FILE]
 """
@@ -36,8 +35,7 @@ import onnx_ir as ir
 
 from benchmarks.shared import run_card
 from benchmarks.shared.cpu_programs import HAS_BF16, required_kernels, runner_of
-from benchmarks.shared.families import as_released, eager, graphs_of, pair
-from benchmarks.shared.interleaved import time_rounds
+from benchmarks.shared.families import graphs_of, pair
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.places import result_of
 from benchmarks.shared.systems import MEASURED, SYSTEMS
@@ -49,8 +47,6 @@ from gmmvit_deploy.inference.precision import SPECS, Precision
 from gmmvit_deploy.models.specs import input_shape
 
 KINDS = ("products", "attention", "mask", "layout", "norms", "rest")
-TARGET = 5.0
-"""The target: so many times the speed of eager PyTorch at a batch of 64."""
 _BATCH = 64
 _CORES = cores()
 _WITH_WEIGHTS = {"FullyConnected", "FullyConnectedQuantizedLegacy", "Convolution", "GroupConvolution"}
@@ -144,8 +140,7 @@ def family(name: str, names: Sequence[str] | None, runs: int, folder: Path) -> d
     graphs = graphs_of(name, dict.fromkeys([*models, *map(graph_of, chosen)]), max_batch=_BATCH)
     for key, graph in graphs.items():
         ir.save(graph, folder / f"{key}.onnx")
-    timed = time_rounds({"eager": eager(as_released(models["trained"]))}, _BATCH, min(runs, 7), image_shape=image_shape)
-    results: dict[str, Any] = {"eager_64_ms": float(np.median(timed.ms["eager"])), "programs": {}}
+    results: dict[str, Any] = {"programs": {}}
     for program, precision in chosen.items():
         line = measured_roofline([work_of_graph(graphs["trained"], CHUNK)], precision)
         gflops = line.best.gflops / _CORES if line else float("nan")
@@ -157,8 +152,6 @@ def family(name: str, names: Sequence[str] | None, runs: int, folder: Path) -> d
         for size in sizes:
             images = np.random.default_rng(0).standard_normal((size, *image_shape), dtype=np.float32)
             rows[str(size)] = chunk_of(runner, precision, folder, graphs, images, runs, gflops)
-        if str(CHUNK) in rows:
-            rows[str(CHUNK)]["target"] = target_of(rows[str(CHUNK)], results["eager_64_ms"] / TARGET, CHUNK)
         results["programs"][runner] = {"precision": precision, "gflops_a_core": gflops, "rows": rows}
     return results
 
@@ -204,22 +197,6 @@ def chunk_of(
     return chunk
 
 
-def target_of(chunk: dict[str, Any], ms: float, rows: int) -> dict[str, float]:
-    """Return the times of a chunk that a target requires.
-
-    ms: the target's time for a batch of 64 on all cores.
-    chunk_ms: the target's time for a chunk on a single core.  others_ms: the measured time of all other operators.
-    left_for_others_ms: the time that the target leaves for all other operators, with the products at the best rate.
-    """
-    budget = ms * rows * _CORES / _BATCH
-    others = chunk["ms"] - chunk["spent_ms"]["products"]
-    return {
-        "chunk_ms": budget,
-        "left_for_others_ms": budget - chunk["products_at_best_ms"],
-        "others_ms": others,
-    }
-
-
 def print_chunk(name: str, program: str, rows: str, chunk: dict[str, Any]) -> None:
     shares = ", ".join(f"{kind} {ms / chunk['ms']:.0%}" for kind, ms in chunk["spent_ms"].items() if ms)
     reached = chunk["products_at_best_ms"] / chunk["spent_ms"]["products"]
@@ -230,13 +207,6 @@ def print_chunk(name: str, program: str, rows: str, chunk: dict[str, Any]) -> No
         print(f"    on all cores: {total:.2f} ms; time over that of a single thread: {', '.join(factors)}")
     if "mask_ms" in chunk:
         print(f"    cost of the mask: {chunk['mask_ms']:+.3f} ms, {chunk['mask_ms'] / chunk['ms']:+.1%}")
-    if "target" in chunk:
-        target = chunk["target"]
-        print(
-            f"    {TARGET:g} times eager PyTorch's speed at batch {_BATCH} allows {target['chunk_ms']:.2f} ms a chunk. "
-            f"With products at the best rate, {target['left_for_others_ms']:.2f} ms remain for all other operators, "
-            f"which take {target['others_ms']:.2f} ms"
-        )
 
 
 def profiled(name: str, programs: Sequence[str] | None, runs: int) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def send_requests(service: Service, requests: Sequence[Request], *, key: bool) -
 
 def send_held(service: Service, held: Held, *, key: bool) -> Outcome:
     """Open connections that send no complete request; return the outcome of a sound request meanwhile."""
-    begin = _addressed(service, held.begin).replace(AUTH, service.headers(held.path, key=key))
+    begin = _addressed(service, held.begin).replace(AUTH, service.headers(key=key))
     connections: list[socket.socket] = []
     try:
         for _ in range(held.connections):
@@ -80,7 +80,7 @@ def send_images(service: Service, images: Sequence[bytes], *, key: bool) -> dict
         for n, image in enumerate(images)
     )
     body = form + b"--b--\r\n"
-    kind = f"Host: a\r\nContent-Length: {len(body)}\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    kind = f"Host: localhost\r\nContent-Length: {len(body)}\r\nContent-Type: multipart/form-data; boundary=b\r\n"
     outcomes = {}
     for model, path in service.asks.items():
         head = f"POST {path} HTTP/1.1\r\n{kind}".encode()
@@ -99,7 +99,7 @@ def send_call(service: Service, call: Call, *, key: bool) -> Outcome:
 
 
 def _sent(service: Service, request: Request, *, key: bool) -> Outcome:
-    auth = service.headers(request.path, key=key)
+    auth = service.headers(key=key)
     started = time.monotonic()
     try:
         with socket.create_connection(service.address(request.path), timeout=5) as connection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-import sys
+import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from benchmarks.peer_services.load import Address, LoadFailed, post
-from benchmarks.peer_services.running import NotStarted, Service
-from benchmarks.shared.places import BENCHMARKS, ROOT
+from benchmarks.peer_services.running import Service
+from benchmarks.shared.places import BENCHMARKS
 from gmmvit_deploy.serving.ports import free_ports
+from tests.serving.commands import Serve
 
 PEERS = {"fastapi": "FastAPI", "litserve": "LitServe", "bentoml": "BentoML", "ray": "Ray Serve", "mosec": "mosec"}
 """Name of a file in this folder, without ``_service.py`` → the peer's name."""
@@ -74,7 +75,17 @@ def peer_program(
     environment = {"PEER_SERVICE": json.dumps(settings), "MOSEC_PORT": str(port), "MOSEC_ADDRESS": "127.0.0.1"}
     environment |= {"OMP_NUM_THREADS": str(threads), "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
     log = graph.with_name(f"{name}.log")
-    service = Service(command, log=log, folder=_FOLDER, environment=environment)
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            cwd=_FOLDER,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+    service = Service(process, log)
     content = "image/png" if probe.startswith(b"\x89PNG") else "image/jpeg"
     address = Address(port=port, path="/classify", headers={"Content-Type": content} if peer == "bentoml" else _BYTES)
     try:
@@ -87,8 +98,11 @@ def peer_program(
 
 def our_programs(bundle: Path, folder: Path, stack: ExitStack, *, label: str) -> list[Program]:
     """Start ``gmmvit serve BUNDLE``; return its ways of being asked.  label: stands in their names."""
-    service, where = _serve(bundle, folder / f"{label}.log")
+    log = folder / f"{label}.log"
+    serve = Serve(bundle, log=log, start_new_session=True)
+    service = Service(serve.process, log)
     stack.callback(service.stop)
+    where = serve.ready()
     port, classify_port = (int(urlsplit(where[name]).port or 0) for name in ("http", "classify"))
     raw = {**_BYTES, "Inference-Header-Content-Length": "0"}
     triton = {
@@ -100,32 +114,6 @@ def our_programs(bundle: Path, folder: Path, stack: ExitStack, *, label: str) ->
         Program(name=f"{label}: Triton's path", service=service, addresses=triton, read=_from_triton),
         Program(name=f"{label}: /classify", service=service, addresses=classify, read=_from_classify),
     ]
-
-
-def _serve(bundle: Path, log: Path) -> tuple[Service, dict[str, Any]]:
-    """Run ``gmmvit serve`` on free ports; return it and what it printed.  Errors: SystemExit when it does not start."""
-    ports = [part for name in ("http", "grpc", "metrics", "classify") for part in (f"--{name}-port", "0")]
-    main = "import sys; sys.argv[0] = 'gmmvit'; from gmmvit_cli.main import main; main()"
-    command = [sys.executable, "-c", main, "serve", str(bundle), "--json", *ports]
-    service = Service(command, log=log, folder=ROOT)
-
-    def printed() -> dict[str, Any] | None:
-        lines = log.read_text().splitlines()
-        if "{" not in lines or "}" not in lines:
-            return None
-        found: dict[str, Any] = json.loads("\n".join(lines[lines.index("{") : lines.index("}") + 1]))
-        return found
-
-    try:
-        service.wait_until(printed, _START_S)
-    except BaseException as exc:
-        service.stop()
-        if isinstance(exc, NotStarted):
-            raise SystemExit(f"gmmvit serve {bundle}: {exc}") from exc
-        raise
-    where = printed()
-    assert where is not None
-    return service, where
 
 
 def _from_peer(headers: Mapping[str, str], body: bytes) -> Answer:

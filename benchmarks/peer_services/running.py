@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
+from typing import Any
+
+from tests.serving.commands import kinds_of
 
 _POLL_S = 0.1
 _EXIT_S = 20
@@ -21,30 +23,10 @@ class NotStarted(Exception):  # noqa: N818 - a reason that is listed
 
 
 class Service:
-    """A service, which runs inside ``with Service(…)``; whether it answers is for the caller to ask."""
+    """A service that runs; whether it answers is for the caller to ask.  log: the file of its output."""
 
-    def __init__(
-        self, command: Sequence[str], *, log: Path, folder: Path, environment: Mapping[str, str] | None = None
-    ) -> None:
-        self.log = log
-        with log.open("w") as output:
-            self._process = subprocess.Popen(
-                command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                cwd=folder,
-                env={**os.environ, **(environment or {})},
-                start_new_session=True,
-            )
-
-    def __enter__(self) -> Service:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+    def __init__(self, process: subprocess.Popen[Any], log: Path) -> None:
+        self._process, self._log = process, log
 
     def wait_until(self, ready: Callable[[], object], seconds: float) -> None:
         """Wait until ``ready()`` is true; errors of connections count as not ready.  Errors: NotStarted."""
@@ -72,7 +54,7 @@ class Service:
         if self._process.poll() is not None:
             return
         self.resume()
-        own = _tree(self._process.pid)
+        own = kinds_of(self._process.pid)
         self._process.terminate()
         try:
             self._process.wait(_EXIT_S)
@@ -83,11 +65,11 @@ class Service:
             _send(pid, signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        for pid in _tree(self._process.pid):
+        for pid in kinds_of(self._process.pid):
             _send(pid, number)
 
     def _last_line(self) -> str:
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line for line in lines if "Error" in line]
         return (errors or lines or ["no output"])[-1].strip()[:200]
 
@@ -95,18 +77,3 @@ class Service:
 def _send(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def _tree(root: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                stat = (folder / "stat").read_text()
-            except OSError:  # the process has ended
-                continue
-            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(folder.name))
-    found = [root]
-    for pid in found:
-        found += sorted(children.get(pid, []))
-    return found

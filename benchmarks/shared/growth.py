@@ -19,10 +19,9 @@ from types import TracebackType
 import numpy as np
 from scipy import stats
 
-from tests.serving.commands import kinds_of
+from tests.serving.commands import kinds_of, memory_mib
 
 BLOCKS = 12
-MEBIBYTE = 2**20
 MEMORY_LIMIT, MEMORY_SHARE = 8.0, 0.05
 """Memory may grow by 8 MiB or by 5 % of its mean during the measured time, whichever is more."""
 DESCRIPTOR_LIMIT = 4.0
@@ -80,7 +79,7 @@ class Sampler:
         now = time.monotonic()
         for pid, kind in kinds_of(self.pid).items():
             try:
-                mebibytes, opened = _own_bytes(pid) / MEBIBYTE, len(list(Path(f"/proc/{pid}/fd").iterdir()))
+                mebibytes, opened = memory_mib(pid), len(list(Path(f"/proc/{pid}/fd").iterdir()))
             except OSError:
                 continue
             before = sums.get(kind, (0.0, 0.0))
@@ -138,12 +137,3 @@ def grown(growths: Mapping[str, Mapping[str, Growth]]) -> list[str]:
         for name, each in quantities.items()
         if not each.high <= each.limit
     ]
-
-
-_COUNTED = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
-
-
-def _own_bytes(pid: int) -> int:
-    """Return the proportional set size without mapped files, whose share changes when another process maps them."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(_COUNTED))

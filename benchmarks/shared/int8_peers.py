@@ -1,21 +1,8 @@
 """Quantise or compile a straight export with another project's tool.
 
 `int8_real.py` and `fastest_cpu.py` run this file with the Python of an environment that has the tool, so the file
-imports nothing of this project. Needs numpy, onnx and, by recipe:
-
-    nncf_default     pip install nncf openvino      NNCF with model_type=TRANSFORMER, nothing else changed
-    nncf_extremes    pip install nncf openvino      the same with the largest and the smallest values, SmoothQuant 0.5
-    nncf_accuracy    pip install nncf openvino      NNCF with accuracy control: parts return to floating point until
-                                                    99.8 % of the decisions are those of float32
-    ort_static       pip install onnxruntime sympy  quantize_static with Q/DQ pairs and a scale for each channel, after
-                                                    quant_pre_process
-    ort_dynamic      pip install onnxruntime sympy  quantize_dynamic with a scale for each channel, after the same
-    modelopt         pip install nvidia-modelopt[onnx]    Model Optimizer with its default, calibrated on the CPU; all
-                                                    other operators stay in float32
-    modelopt_max     pip install nvidia-modelopt[onnx]    the same with the largest values
-    aotinductor      pip install torch              AOTInductor in float32, with constant weights
-    pt2e_static      pip install torch torchao      PyTorch's int8 for x86 with its default, compiled by AOTInductor
-    pt2e_dynamic     pip install torch torchao      the same, with ranges of activations from each input
+imports nothing of this project. Needs numpy, onnx and the tools of the recipe (`RECIPES`); those of ONNX Runtime also
+need sympy.
 
     PYTHON int8_peers.py RECIPE STRAIGHT.onnx IMAGES.npy OUTPUT
 
@@ -28,14 +15,13 @@ for PyTorch; else an .onnx file. The tool's versions are written beside it, as .
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,6 +30,7 @@ PACKAGED_BATCHES = (1, 16)
 
 
 def nncf(graph: Path, images: np.ndarray, output: Path, **more: Any) -> None:
+    """NNCF with model_type=TRANSFORMER, nothing else changed."""
     import nncf
     import openvino
 
@@ -53,6 +40,7 @@ def nncf(graph: Path, images: np.ndarray, output: Path, **more: Any) -> None:
 
 
 def nncf_extremes(graph: Path, images: np.ndarray, output: Path) -> None:
+    """The same with the largest and the smallest values, and SmoothQuant with 0.5."""
     from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, AdvancedSmoothQuantParameters
     from nncf.quantization.range_estimator import RangeEstimatorParametersSet
 
@@ -64,7 +52,10 @@ def nncf_extremes(graph: Path, images: np.ndarray, output: Path) -> None:
 
 
 def nncf_accuracy(graph: Path, images: np.ndarray, output: Path) -> None:
-    """Calibrate with half of the images; the decisions of float32 on the other half are the labels."""
+    """NNCF with accuracy control: parts return to floating point until 99.8 % of the decisions are those of float32.
+
+    Half of the images calibrate; the decisions of float32 on the other half are the labels.
+    """
     import nncf
     import openvino
 
@@ -88,6 +79,7 @@ def nncf_accuracy(graph: Path, images: np.ndarray, output: Path) -> None:
 
 
 def ort_static(graph: Path, images: np.ndarray, output: Path) -> None:
+    """quantize_static with Q/DQ pairs and a scale for each channel, after quant_pre_process."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -106,6 +98,7 @@ def ort_static(graph: Path, images: np.ndarray, output: Path) -> None:
 
 
 def ort_dynamic(graph: Path, images: np.ndarray, output: Path) -> None:
+    """quantize_dynamic with a scale for each channel, after quant_pre_process."""
     from onnxruntime.quantization import quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -115,29 +108,15 @@ def ort_dynamic(graph: Path, images: np.ndarray, output: Path) -> None:
         quantize_dynamic(prepared, output, per_channel=True)
 
 
-def modelopt(graph: Path, images: np.ndarray, output: Path, **more: Any) -> None:
-    from modelopt.onnx.quantization import quantize
-
-    with tempfile.TemporaryDirectory() as folder:  # the tool writes files beside the graph, and rewrites the graph
-        copied = shutil.copy(graph, folder)
-        quantize(
-            copied,
-            quantize_mode="int8",
-            calibration_data={INPUT: images},
-            calibration_eps=["cpu"],
-            high_precision_dtype="fp32",
-            output_path=str(output),
-            **more,
-        )
-
-
 def aotinductor(graph: Path, images: np.ndarray, output: Path) -> None:
+    """AOTInductor in float32, with constant weights."""
     import torch
 
     write_package(torch.export.load(graph.with_suffix(".pt2")).module(), images, output)
 
 
 def pt2e(graph: Path, images: np.ndarray, output: Path, **config: Any) -> None:
+    """PyTorch's int8 for x86 with its default, compiled by AOTInductor."""
     import torch
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
@@ -163,34 +142,27 @@ def write_package(module: Any, images: np.ndarray, output: Path) -> None:
     package_aoti(output, models)
 
 
-RECIPES: dict[str, Callable[[Path, np.ndarray, Path], None]] = {
-    "nncf_default": nncf,
-    "nncf_extremes": nncf_extremes,
-    "nncf_accuracy": nncf_accuracy,
-    "ort_static": ort_static,
-    "ort_dynamic": ort_dynamic,
-    "modelopt": modelopt,
-    "modelopt_max": partial(modelopt, calibration_method="max"),
-    "aotinductor": aotinductor,
-    "pt2e_static": pt2e,
-    "pt2e_dynamic": partial(pt2e, is_dynamic=True),
-}
+class Recipe(NamedTuple):
+    """tools: the packages whose versions are written.  suffix: of the file that ``make`` writes."""
 
-TOOLS = {
-    "nncf_default": ("nncf", "openvino"),
-    "nncf_extremes": ("nncf", "openvino"),
-    "nncf_accuracy": ("nncf", "openvino"),
-    "ort_static": ("onnxruntime",),
-    "ort_dynamic": ("onnxruntime",),
-    "modelopt": ("nvidia-modelopt",),
-    "modelopt_max": ("nvidia-modelopt",),
-    "aotinductor": ("torch",),
-    "pt2e_static": ("torch", "torchao"),
-    "pt2e_dynamic": ("torch", "torchao"),
+    make: Callable[[Path, np.ndarray, Path], None]
+    tools: tuple[str, ...]
+    suffix: str
+
+
+RECIPES = {
+    "nncf_default": Recipe(nncf, ("nncf", "openvino"), ".xml"),
+    "nncf_extremes": Recipe(nncf_extremes, ("nncf", "openvino"), ".xml"),
+    "nncf_accuracy": Recipe(nncf_accuracy, ("nncf", "openvino"), ".xml"),
+    "ort_static": Recipe(ort_static, ("onnxruntime",), ".onnx"),
+    "ort_dynamic": Recipe(ort_dynamic, ("onnxruntime",), ".onnx"),
+    "aotinductor": Recipe(aotinductor, ("torch",), ".pt2"),
+    "pt2e_static": Recipe(pt2e, ("torch", "torchao"), ".pt2"),
+    "pt2e_dynamic": Recipe(partial(pt2e, is_dynamic=True), ("torch", "torchao"), ".pt2"),
 }
 
 if __name__ == "__main__":
     recipe, graph, images, output = sys.argv[1], *map(Path, sys.argv[2:])
-    RECIPES[recipe](graph, np.load(images), output)
-    versions = {tool: version(tool) for tool in TOOLS[recipe]}
+    RECIPES[recipe].make(graph, np.load(images), output)
+    versions = {tool: version(tool) for tool in RECIPES[recipe].tools}
     output.with_suffix(".json").write_text(json.dumps(versions), encoding="utf-8")

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.shared.places import FAMILIES, RESULTS
+from benchmarks.shared.places import FAMILIES
 from benchmarks.shared.results import best_straight_of, by_family, by_run, cross_of, interval, result, row_of, table
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.tables_gains import gains_table, headline_table
 from benchmarks.shared.tables_int8 import compared_table
 from benchmarks.shared.tables_serving import (
-    bulk_table,
-    classify_cost_table,
     gateway_cost_table,
     hostile_memory,
     hostile_summary,
     hostile_table,
-    large_images_table,
     one_image_parts_table,
     one_image_table,
     overload_table,
     peers_table,
     rollout_table,
-    soak_table,
 )
 from benchmarks.shared.timm_architectures import ARCHITECTURES
 from benchmarks.timm_sweep import NETWORKS
@@ -35,11 +31,9 @@ SHOWN = {
     "mask_cost": ("mask_free",),
     "served": ("served",),
     "one_image": ("one_image", "one_image_parts"),
-    "large_images_served": ("large_images_served",),
     "overload": ("overload",),
     "gateway_cost": ("gateway_cost",),
-    "classify_cost": ("classify_cost",),
-    "where_time_goes": ("where_all", "target"),
+    "where_time_goes": ("where_all",),
     "parity_limits": ("parity_limits",),
     "engines": ("engines", "engine_systems", "head_dims"),
     "before_after": ("before_after",),
@@ -47,17 +41,11 @@ SHOWN = {
     "timm_sweep": ("timm_sweep",),
     "hostile": ("hostile", "hostile_memory"),
     "rollout": ("rollout",),
-    "soak": ("soak",),
-    "bulk": ("bulk",),
     "served_peers": ("served_peers",),
 }
 """Script → markers of the script's tables on the page of results.
 
-The tables of fastest_gpu exist only with results from a GPU, ``engine_systems`` only with results of a system, and
-``classify_cost``, ``timm_sweep``, ``rollout``, ``soak``, ``bulk`` and ``served_peers`` only with a result."""
-
-
-NO_RATIOS = "No result has these ratios yet."
+The tables of fastest_gpu exist only with results from a GPU."""
 
 
 def documented_tables() -> dict[str, str]:
@@ -83,48 +71,29 @@ def _of_paper(results: dict[str, Any]) -> dict[str, Any]:
     return {name: result for name, result in results.items() if name in FAMILIES}
 
 
-def _if_measured(name: str, make: Callable[[dict[str, Any]], str]) -> str:
-    if not (RESULTS / f"{name}.json").exists():
-        return "No result has these times yet."
-    return make(result(name))
-
-
 def page_tables() -> dict[str, str]:
     """Return name of a marker → table, for the tables that the page of results alone shows, or shows for all models."""
-    fastest, costs, where = by_family("fastest_cpu"), by_family("mask_cost"), _where()
+    fastest, costs = by_family("fastest_cpu"), by_family("mask_cost")
     tables = {
         "fastest_cpu": fastest_table(fastest),
-        "best_straight": best_straight_table(fastest) or NO_RATIOS,
+        "best_straight": best_straight_table(fastest),
         "mask_free": mask_free_table(fastest, costs),
         "masked_attention": masked_attention_table(result("masked_attention_gpu")["attentions"]),
         "timm_models": timm_table(by_run("timm_models")),
-        "one_image": _if_measured("one_image", one_image_table),
-        "large_images_served": _if_measured("large_images_served", large_images_table),
+        "one_image": one_image_table(result("one_image")),
         "engines": engines_table(result("engines")),
-        "one_image_parts": _if_measured("one_image", one_image_parts_table),
-        "where_all": where_table(where),
-        "target": target_sentence(where),
+        "engine_systems": systems_table(by_family("engines")),
+        "one_image_parts": one_image_parts_table(result("one_image")),
+        "where_all": where_table(_where()),
         "head_dims": head_dims_table(result("engines")),
         "before_after": before_after_table(by_run("before_after")),
         "hostile": hostile_table(by_run("hostile")),
         "hostile_memory": hostile_memory(by_run("hostile")),
+        "timm_sweep": timm_sweep_table(result("timm_sweep")),
+        "rollout": rollout_table(result("rollout")),
+        "served_peers": peers_table(by_run("served_peers")),
     }
-    if_measured = {
-        "classify_cost": classify_cost_table,
-        "timm_sweep": timm_sweep_table,
-        "rollout": rollout_table,
-        "soak": soak_table,
-        "bulk": bulk_table,
-    }
-    for name, make in if_measured.items():
-        if (RESULTS / f"{name}.json").exists():
-            tables[name] = make(result(name))
-    if runs := by_run("served_peers"):
-        tables["served_peers"] = peers_table(runs)
-    if systems := by_family("engines"):
-        tables["engine_systems"] = systems_table(systems)
-    gpu = by_family("fastest_gpu")
-    if gpu:
+    if gpu := by_family("fastest_gpu"):
         tables["fastest_gpu"] = fastest_table(gpu, GPU_RUNNERS)
         tables["mask_free_gpu"] = mask_free_table(gpu, gpu, GPU_RUNNERS[1:])
     return tables
@@ -325,7 +294,7 @@ def best_straight_table(results: dict[str, Any], runners: tuple[str, ...] = CPU_
             lines.append((*cells, *ratios, "; ".join(left_out)))
     over = (f"best / {name}" for name in runners)
     head = ("model, batch", "size", "best, fp32", "best, bf16", *over, "not compared")
-    return table(head, lines) if lines else ""
+    return table(head, lines)
 
 
 def _over_best(rows: dict[str, Any], name: str) -> str:
@@ -396,22 +365,6 @@ def where_table(results: dict[str, Any]) -> str:
     kinds = ("linear maps", "attention", "mask", "layout", "norms", "rest")
     head = ("family, runner, images", "ms", *kinds, "linear maps: share of the best rate", "cost of the mask")
     return table((*head, "ms on all cores"), lines)
-
-
-def target_sentence(results: dict[str, Any]) -> str:
-    """Return sentences on the time that 5 times the speed of eager PyTorch requires, and on the runner's time."""
-    by_rows = results["families"]["vit"]["programs"]["openvino+kernels:int8"]["rows"]
-    rows, chunk = next((rows, chunk) for rows, chunk in by_rows.items() if "target" in chunk)
-    target, spent = chunk["target"], chunk["spent_ms"]
-    return (
-        f"To be five times as fast as eager PyTorch at batch 64, a runner must compute {rows} images on a single core "
-        f"in {target['chunk_ms']:.1f} ms. The runner `openvino+kernels:int8` takes {chunk['ms']:.1f} ms: "
-        f"{spent['products']:.1f} ms in linear maps, {spent['attention']:.1f} ms in attention and "
-        f"{target['others_ms'] - spent['attention']:.1f} ms in all other operators. At the best int8 rate, the linear "
-        f"maps would take {chunk['products_at_best_ms']:.1f} ms. Of the {target['chunk_ms']:.1f} ms, "
-        f"{target['left_for_others_ms']:.1f} ms would then remain for attention and the other operators, which take "
-        f"{target['others_ms']:.1f} ms."
-    )
 
 
 def policy_table() -> str:

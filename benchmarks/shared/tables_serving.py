@@ -1,4 +1,4 @@
-"""Make the tables of the results about servers on a network, and about classification in bulk."""
+"""Make the tables of the results about servers on a network."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def hostile_summary(runs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def hostile_memory(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a table with the resident memory of each process of the service after each round, in MB."""
+    """Return a table with the memory of each process of the service after each round, in MB."""
     memory = runs["gateway"]["memory"]
     times = (memory["before_mb"], *memory["rounds"])
-    rows = {name: [each[name] for each in times] for name in memory["before_mb"]}
+    rows = {name: [each.get(name, 0) for each in times] for name in memory["before_mb"]}
     rows["all"] = [sum(each.values()) for each in times]
     head = ("MB", "before", *(f"round {number}" for number in range(1, len(times))))
     lines = table(head, [(name, *map(str, values)) for name, values in rows.items()])
-    return f"Resident memory of the service after each round of all requests, without shared pages:\n\n{lines}"
+    return f"Memory of the service after each round of all requests, without mapped files:\n\n{lines}"
 
 
 def _ended(run: Mapping[str, Any]) -> set[tuple[str, str]]:
@@ -136,21 +136,6 @@ def one_image_parts_table(results: Mapping[str, Any]) -> str:
     return table(("input, runner", "step: model", *(f"{part}, µs" for part in parts)), rows)
 
 
-def large_images_table(results: Mapping[str, Any]) -> str:
-    """Return a table with a row for each number of threads of the preprocessing."""
-    programs = ("decoder", "network", "ensemble")
-    rows = [
-        (
-            "a thread per core" if threads == "0" else threads,
-            *(f"{row['images_per_second'][name]:,.1f}" for name in programs),
-            *(interval(row[share]) for share in ("share_of_sum", "share_of_slower")),
-        )
-        for threads, row in results["threads"].items()
-    ]
-    rates = (f"{name}, images/s" for name in programs)
-    return table(("threads", *rates, "ensemble / sum", "ensemble / slower"), rows)
-
-
 def overload_table(results: Mapping[str, Any]) -> str:
     """Return a table with a row for each protocol, directly and through the gateway."""
     rows = []
@@ -190,17 +175,6 @@ def gateway_cost_table(results: Mapping[str, Any]) -> str:
     return table(head, rows)
 
 
-def classify_cost_table(results: Mapping[str, Any]) -> str:
-    """Return a table with a row for each number of clients."""
-    rows = []
-    for name, row in results["rows"].items():
-        rates = (f"{row['requests_per_second'][place]:,.0f}/s" for place in ("triton", "classify", "gateway"))
-        shares = (interval(row["share"][place]) for place in ("classify", "gateway"))
-        rows.append((name.replace("1 clients", "1 client"), *rates, *shares))
-    head = ("clients", "Triton's HTTP", "`/classify`", "`/classify` behind the gateway")
-    return table((*head, "share of `/classify`", "share behind the gateway"), rows)
-
-
 def rollout_table(result: Mapping[str, Any]) -> str:
     """Return a sentence on the requests, and a table with a row for each rollout."""
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(result["by_kind"].items()))
@@ -220,40 +194,6 @@ def rollout_table(result: Mapping[str, Any]) -> str:
     ]
     head = ("rollout", "bundle", "expected", "outcome", "time", "requests meanwhile", "answers of the new bundle")
     return f"{sentence}\n\n{table(head, rows)}"
-
-
-def soak_table(result: Mapping[str, Any]) -> str:
-    """Return a sentence on the requests, and a table with a row for each kind of process."""
-    sentence = (
-        f"{sum(result['requests'].values()):,} requests, measured for {result['measured_s'] / 60:.0f} minutes after a "
-        f"warm-up of {result['warm_up_s'] / 60:.1f} minutes. Lost: {result['lost']}. Wrong: {result['wrong']}. With "
-        f"another status than expected: {result['unexpected']}."
-    )
-    rows = []
-    for kind, quantities in result["growth"].items():
-        cells = [kind]
-        for row in (quantities[name] for name in ("memory_mib", "descriptors")):
-            growth = f"{row['growth']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f}; {row['limit']:.1f})"
-            cells += [f"{row['mean']:.1f}", growth]
-        rows.append(cells)
-    head = ("processes", "memory, MiB", "growth of the memory (limit)", "descriptors")
-    return f"{sentence}\n\n{table((*head, 'growth of the descriptors (limit)'), rows)}"
-
-
-def bulk_table(result: Mapping[str, Any]) -> str:
-    """Return a table with a row for each kind of images."""
-    rows = []
-    for name, row in result["rows"].items():
-        rates = (
-            *(row["images_per_second"][program] for program in ("bulk", "runner", "decoder")),
-            row["limit_per_second"],
-        )
-        rows.append(
-            (name, *(f"{rate:,.0f}/s" for rate in rates), interval(row["share"]), interval(row["share_of_limit"]))
-        )
-    head = (f"images, on {result['cores']} cores", "gmmvit classify --from", "network alone", "decoder alone")
-    shares = ("limit of both on the same cores", "share of the slower", "share of the limit")
-    return table((*head, *shares), rows)
 
 
 def peers_table(runs: Mapping[str, Mapping[str, Any]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -18,18 +19,25 @@ class Serve:
     """``gmmvit serve`` as a process of its own, which ``with Serve(…) as running:`` kills at its end."""
 
     def __init__(
-        self, path: Path | None, *arguments: str | Path, before: tuple[str, ...] = (sys.executable,), **how: Any
+        self,
+        path: Path | None,
+        *arguments: str | Path,
+        before: tuple[str, ...] = (sys.executable,),
+        log: Path | None = None,
+        **how: Any,
     ) -> None:
         """path: what is served; None for a service with a state folder.
 
-        before: a command that runs Python with the arguments that follow.  how: as for `subprocess.Popen`.
+        before: a command that runs Python with the arguments that follow.  log: the file to which stderr is appended;
+        None for a pipe.  how: as for `subprocess.Popen`.
         """
         command = [*before, "-m", "gmmvit_cli.main", "serve", *([path] if path else []), "--json", *arguments]
         names = ("http", "grpc", "metrics", *(() if "--gateway" in arguments else ("classify",)))
         ports = [part for name in names for part in (f"--{name}-port", "0")]
         streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen([*command, *ports], **{**streams, **how})
-        self.path = path
+        with log.open("a") if log else contextlib.nullcontext(subprocess.PIPE) as streams["stderr"]:
+            self.process = subprocess.Popen([*command, *ports], **{**streams, **how})
+        self.path, self._log = path, log
 
     def __enter__(self) -> Serve:
         return self
@@ -38,7 +46,11 @@ class Serve:
         self.kill()
 
     def ready(self) -> dict[str, Any]:
-        return ready(self.process)
+        """Wait until the service is ready, and return what it prints.  Errors: SystemExit with the log."""
+        try:
+            return ready(self.process)
+        except SystemExit as error:
+            raise SystemExit(f"{error}\n{self._log.read_text() if self._log else ''}") from None
 
     def kill(self) -> None:
         """Kill the process if it still runs."""
@@ -118,6 +130,16 @@ def kinds_of(first: int) -> dict[int, str]:
             kinds[pid] = "gmmvit serve" if pid == first else _kind(arguments[pid])
         waiting += children.get(pid, [])
     return kinds
+
+
+OWN_MEMORY = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
+"""The memory of a process without mapped files, whose share changes when another process maps them."""
+
+
+def memory_mib(pid: int, parts: tuple[str, ...] = OWN_MEMORY) -> float:
+    """Return the proportional set size of a process; ``("Pss:",)`` counts all of its parts.  Errors: OSError."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(parts)) / 1024
 
 
 def _kind(arguments: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.runtimes.programs.triton import DEFAULT_MODEL
 from gmmvit_deploy.serving.rollout._state import State
 from gmmvit_deploy.serving.rollout.control import send_order
-from tests.serving.commands import Serve, kinds_of, ready
+from tests.serving.commands import Serve, kinds_of
 from tests.serving.gateways import KEY, Answer, request
 from tests.serving.rollout.checked_load import CheckedLoad
 from tests.serving.threads import in_threads
@@ -49,12 +49,9 @@ class StateService:
         """
         self.folder, self.state = folder, folder / "service"
         words = ["--gateway", "--state", self.state, "--keys", keys, "--access-log", folder / "access.log"]
-        self._errors = (folder / "service.log").open("a")
-        self.process = Serve(None, *arguments, *words, stderr=self._errors).process
-        try:
-            self.where = ready(self.process)
-        except SystemExit as error:
-            raise SystemExit(f"{error}\n{(folder / 'service.log').read_text()}") from None
+        serve = Serve(None, *arguments, *words, log=folder / "service.log")
+        self.process = serve.process
+        self.where = serve.ready()
 
     def __enter__(self) -> StateService:
         return self
@@ -73,16 +70,13 @@ class StateService:
     def stop(self) -> int:
         """End the service with SIGTERM, and return its exit status."""
         self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(_STOP_S)
-        self._errors.close()
-        return status
+        return self.process.wait(_STOP_S)
 
     def kill(self) -> None:
         """Kill the service if it still runs."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        self._errors.close()
 
 
 def png(size: int = 32) -> bytes:
