@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from benchmarks.shared.results import card_lines, cross_of, interval, table
@@ -28,6 +28,14 @@ _COMPARED = {
     "ours static openvino+kernels": "int8, ours",
 }
 """Program → its name in the tables of `compared_table`, in their order; cascades follow under their own names."""
+FEW = (
+    "ours fp32 openvino+kernels",
+    "straight openvino bf16",
+    "nncf_default openvino",
+    "ours static openvino+kernels",
+    "cascade 99.98 %",
+)
+"""The programs in the table of several networks."""
 
 
 def int8_page(runs: Mapping[str, dict[str, Any]], folder: str) -> str:
@@ -130,23 +138,23 @@ def _tables(run: dict[str, Any], speed: dict[str, Any]) -> str:
     )
 
 
-def compared_table(runs: Mapping[str, dict[str, Any]], *, large: bool) -> str:
-    """Return the table of all programs, with cascades.  runs: file → result.  large: of DINOv2, else of the others."""
+def compared_table(
+    runs: Mapping[str, dict[str, Any]], networks: Sequence[str], *, only: Collection[str] = ()
+) -> str:
+    """Return the table of programs, with cascades.  runs: file → result.  only: programs; empty means all."""
     rows = []
-    for network, run in runs.items():
-        if "programs" not in run or large != network.startswith("dinov2"):
-            continue
-        speed = runs.get(f"{network}.speed", {"on_images": {}})
+    for network in networks:
+        run, speed = runs[network], runs[f"{network}.speed"]
         cascades = [name for name in run["programs"] if name.startswith("cascade")]
         for name, shown in {**_COMPARED, **dict(zip(cascades, cascades, strict=True))}.items():
             sets = run["programs"].get(name)
             timed = {batch: times[name] for batch, times in speed["on_images"].items() if name in times}
-            if sets is None and not timed:
+            if (only and name not in only) or (sets is None and not timed):
                 continue
             minutes = run.get("minutes", {}).get(name.split(" ")[1 if name.startswith("ours") else 0])
             rows.append(
                 (
-                    *(() if large else (network,)),
+                    *((network,) if len(networks) > 1 else ()),
                     shown,
                     *(_decisions(*(sets[kind] for kind in SETS[:2])) if sets is not None else [""] * 4),
                     *(_ratio(timed[batch], speed, batch) if batch in timed else "" for batch in _BATCHES),
@@ -154,7 +162,7 @@ def compared_table(runs: Mapping[str, dict[str, Any]], *, large: bool) -> str:
                 )
             )
     head = ("program", "kept", "kept, shifted", "top-1", "again", "time, 1", "time, 16", "minutes")
-    return table(head if large else ("network", *head), rows)
+    return table(("network", *head) if len(networks) > 1 else head, rows)
 
 
 def _decisions(judged: dict[str, Any], shifted: dict[str, Any]) -> tuple[str, ...]:

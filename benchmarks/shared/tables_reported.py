@@ -9,7 +9,7 @@ from benchmarks.shared.places import FAMILIES
 from benchmarks.shared.results import best_straight_of, by_family, by_run, cross_of, interval, result, row_of, table
 from benchmarks.shared.tables_engines import engines_table, head_dims_table, systems_table
 from benchmarks.shared.tables_gains import gains_table, headline_table
-from benchmarks.shared.tables_int8 import compared_table
+from benchmarks.shared.tables_int8 import FEW, compared_table
 from benchmarks.shared.tables_serving import (
     gateway_cost_table,
     hostile_memory,
@@ -52,10 +52,12 @@ def documented_tables() -> dict[str, str]:
     """Return name of a marker in the documentation → the table at this marker."""
     fastest, costs = by_family("fastest_cpu"), by_family("mask_cost")
     of_paper, costs_of_paper = _of_paper(fastest), _of_paper(costs)
+    cascades = by_run("int8_cascade")
     return {
         "headline": headline_table(by_run("int8_real")),
-        "compared": compared_table(by_run("int8_cascade"), large=True),
-        "compared_small": compared_table(by_run("int8_cascade"), large=False),
+        "compared": compared_table(cascades, ["dinov2_s14"]),
+        "compared_peers": compared_table(cascades, ["pit"]),
+        "compared_small": compared_table(cascades, ["vit", "swin", "cait", "pit", "t2t"], only=FEW),
         "gains": gains_table(fastest),
         "mask_free": mask_free_table(of_paper, costs_of_paper),
         "served": served_table(result("served")),
