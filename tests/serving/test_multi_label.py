@@ -26,7 +26,7 @@ from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.images.data.formats import digits
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.parity.report import SCHEMA_PATH
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection

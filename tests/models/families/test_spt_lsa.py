@@ -19,7 +19,7 @@ from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle
 from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.families.cait.folding import drop_remainder
 from gmmvit_deploy.models.families.t2t.model import T2T
-from gmmvit_deploy.models.families.t2t.spec import T2TSpec
+from gmmvit_deploy.models.families.t2t.spec_and_source import T2TSpec
 from gmmvit_deploy.models.folding.fold import folding_passes
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gmmvit_deploy.models.families.family import Family, LastBlock, Network, stage_blocks
-from gmmvit_deploy.models.families.pit.released import RELEASED, SPT_LSA
-from gmmvit_deploy.models.families.pit.spec import PRESETS, PiTSpec
+from gmmvit_deploy.models.families.pit.spec_and_source import PRESETS, RELEASED, SPT_LSA, PiTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
 
