@@ -13,7 +13,7 @@ tutorial's network ends in a softmax over the classes; this model omits the soft
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -30,7 +30,6 @@ from gmmvit_deploy.models.layers.positions import sinusoidal_positions
 from gmmvit_deploy.models.layers.proofs import random_values, require_same_output
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
-from gmmvit_deploy.models.scores.step import Oddity
 
 
 class HeadwiseProjection(nn.Module):
@@ -81,14 +80,6 @@ class NaiveViT(Model):
             x = block(x)
         features: Tensor = x[:, 0]
         return self.head(features), features
-
-    def oddities(self) -> Iterator[tuple[str, Oddity]]:
-        largest = float((self.positions - sinusoidal_positions(self.spec.tokens, self.spec.dim)).abs().max())
-        if largest > 0:
-            what = (
-                f"the stored positions differ from the sinusoids by up to {largest:.3g}; the stored positions are used"
-            )
-            yield "positions", Oddity(severity="note", what=what)
 
 
 def _block(spec: NaiveViTSpec) -> Block:
