@@ -39,7 +39,6 @@ from gmmvit_deploy.models.sources.released import (
     mask_names,
     released_source,
     shifted_names,
-    spt_lsa_source,
     temperature_heads,
 )
 from gmmvit_deploy.models.sources.shapes import Shapes, image_of_patches, infer_heads, infer_mask
@@ -220,12 +219,6 @@ _PRENORM_NAMES = (_LAYERS, rf"{_LAYERS}\.0\.0\.fn\.fn\.")
 _OF_OTHER_CODES = (r"mask$", rf"{_LAYERS}\.\d+\.0\.fn\.fn\.(mask\.|scale$)", r"to_patch_embedding\.0\.")
 
 RELEASED = released_source(signature=(_LAYERS,), spec=infer_spec, names=released_names)
-SPT_LSA = spt_lsa_source(
-    signature=(_LAYERS,),
-    either=(r"to_patch_embedding\.0\.merging\.", _TEMPERATURE),
-    spec=infer_spec,
-    names=released_names,
-)
 SPT_LSA_PLAIN = CheckpointSource(
     name="the CaiT of SPT_LSA",
     signature=_PRENORM_NAMES,

@@ -24,13 +24,11 @@ from typing import ClassVar
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import (
-    PLAIN_FILES,
     VIEWS,
     block_names,
     has_shifted,
     released_source,
     shifted_names,
-    spt_lsa_source,
     temperature_heads,
 )
 from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads, infer_mask, mask_heads
@@ -234,12 +232,4 @@ RELEASED = released_source(
     names=released_names,
     shown_heads=shown_heads,
     known_unused=known_unused,
-    same_names=PLAIN_FILES,
-)
-SPT_LSA = spt_lsa_source(
-    signature=(_BLOCKS,),
-    either=(r"to_patch_embedding\.merging\.", _TEMPERATURE),
-    spec=infer_spec,
-    names=released_names,
-    shown_heads=shown_heads,
 )

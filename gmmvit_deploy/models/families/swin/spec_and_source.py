@@ -25,13 +25,11 @@ from typing import ClassVar
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import (
-    PLAIN_FILES,
     VIEWS,
     has_shifted,
     mask_names,
     released_source,
     shifted_names,
-    spt_lsa_source,
     temperature_heads,
 )
 from gmmvit_deploy.models.sources.shapes import Shapes, exact_root, infer_heads, infer_mask, mask_heads
@@ -196,16 +194,9 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
 
 
 RELEASED = released_source(
-    signature=(r"patch_embed\.proj\.weight$", r"absolute_pos_embed$", _TABLES),
+    signature=(r"patch_embed\.(proj\.weight$|merging\.)", r"absolute_pos_embed$", _TABLES),
     absent=(r"head\.fc\.",),  # timm's name of the head; other names of timm's Swin are the same
     spec=infer_spec,
     names=released_names,
     known_unused=known_unused,
-    same_names=PLAIN_FILES,
-)
-SPT_LSA = spt_lsa_source(
-    signature=(r"patch_embed\.(proj\.weight$|merging\.)", r"absolute_pos_embed$", _TABLES),
-    either=(r"patch_embed\.merging\.", _TEMPERATURE),
-    spec=infer_spec,
-    names=released_names,
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gmmvit_deploy.models.families.family import Family, LastBlock, Network, last_of_blocks
-from gmmvit_deploy.models.families.t2t.spec_and_source import PRESETS, RELEASED, SPT_LSA, T2TSpec
+from gmmvit_deploy.models.families.t2t.spec_and_source import PRESETS, RELEASED, T2TSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
 
@@ -51,7 +51,7 @@ T2T = Family(
     name="t2t",
     spec=T2TSpec,
     network=_network,
-    sources=(RELEASED, SPT_LSA),
+    sources=(RELEASED,),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
     small=_small,

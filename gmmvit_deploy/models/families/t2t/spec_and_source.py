@@ -28,11 +28,9 @@ from typing import ClassVar
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import (
-    PLAIN_FILES,
     VIEWS,
     mask_names,
     released_source,
-    spt_lsa_source,
     temperature_heads,
 )
 from gmmvit_deploy.models.sources.shapes import Shapes, exact_root, infer_heads, infer_mask
@@ -227,8 +225,4 @@ RELEASED = released_source(
     names=released_names,
     shown_heads=shown_heads,
     known_unused=known_unused,
-    same_names=PLAIN_FILES,
-)
-SPT_LSA = spt_lsa_source(
-    signature=(_FIRST,), either=(_TEMPERATURE,), spec=infer_spec, names=released_names, shown_heads=shown_heads
 )

@@ -36,7 +36,6 @@ from gmmvit_deploy.models.sources.released import (
     has_shifted,
     released_source,
     shifted_names,
-    spt_lsa_source,
     temperature_heads,
 )
 from gmmvit_deploy.models.sources.shapes import Shapes, asked_pool, infer_heads, infer_mask, known_pool
@@ -211,18 +210,13 @@ def _pools_all(shapes: Shapes, hints: LoadHints, *, class_token: bool, spt_lsa: 
 
 
 RELEASED = released_source(
-    signature=(r"to_patch_embedding\.1\.weight$", r"transformer\.layers\."),
-    spec=infer_spec,
-    names=released_names,
-    shown_heads=shown_heads,
-    own_hints=("pool",),
-    same_names=PLAIN_FILES | {"vit-pytorch": PLAIN_FILES[OPTION]},
-)
-SPT_LSA = spt_lsa_source(
     signature=(r"to_patch_embedding\.(1\.weight$|merging\.)", r"transformer\.layers\."),
-    either=(r"to_patch_embedding\.merging\.", _TEMPERATURE),
     spec=infer_spec,
     names=released_names,
     shown_heads=shown_heads,
     own_hints=("pool",),
+    same_names={
+        **PLAIN_FILES,
+        "vit-pytorch": (*PLAIN_FILES[OPTION], r"to_patch_embedding\.merging\.", _TEMPERATURE),
+    },
 )
