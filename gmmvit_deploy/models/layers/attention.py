@@ -114,6 +114,38 @@ class MaskedAttention(nn.Module):
         return out
 
 
+class ReAttention(MaskedAttention):
+    """`MaskedAttention` with a second summand, which folding makes from offsets of the weights after softmax.
+
+    out[h, i] = Σ_j A[h, i, j] · V[h, j] + f[h] · Σ_j V[h, j]
+
+    value_factor: f, (H, 1), the offset of every weight of head h; None before folding. Neither a weight nor a bias can
+    hold the summand, because the sum of V depends on the image.
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {
+        **MaskedAttention.operator_roles,
+        "sum": "pooling",
+        "mul": "scale",
+        "add": "bias",
+    }
+    value_factor: Tensor | None
+
+    def __init__(self, *, dim: int, heads: int, head_dim: int, scores: AttentionScores, qkv_bias: bool = False) -> None:
+        super().__init__(dim=dim, heads=heads, head_dim=head_dim, scores=scores, qkv_bias=qkv_bias)
+        self.register_buffer("value_factor", None)
+
+    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n dim"]:
+        parts = projected(self.qkv, x, 3)
+        query, key, value = (heads_of(part, self.heads) for part in parts)
+        mixed = (self.scores.weights(query, key) @ value).transpose(-3, -2).flatten(-2)
+        if self.value_factor is not None:
+            total = parts[2].sum(dim=-2, keepdim=True).unflatten(-1, (self.heads, -1))
+            mixed = mixed + (total * self.value_factor).flatten(-2)
+        out: Tensor = self.out(mixed)
+        return out
+
+
 def masked_attentions(model: nn.Module) -> Iterator[tuple[str, MaskedAttention]]:
     """Yield (name, attention) for every `MaskedAttention` of a model."""
     for name, module in model.named_modules():

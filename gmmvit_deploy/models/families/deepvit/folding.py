@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.families.deepvit.model import ConvolutionStem, DeepViTBlock, ReAttention
-from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
+from gmmvit_deploy.models.families.deepvit.model import ConvolutionStem, DeepViTBlock
+from gmmvit_deploy.models.layers.attention import ReAttention
 from gmmvit_deploy.models.layers.blocks import BatchNorm
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.layers.proofs import change_modules, random_values, require_same_output
+from gmmvit_deploy.models.layers.proofs import change_modules, random_values
 from gmmvit_deploy.models.scores.heads import HeadBatchNorm, HeadMixing
 from gmmvit_deploy.models.scores.step import Step
 
@@ -30,34 +30,39 @@ _TOKENS = 5
 def merge_head_norm(model: Model) -> tuple[str, ...]:
     """Merge the bias of the head mixing, BatchNorm and transform scale into the head mixing and into the side of V.
 
-    Σ_j (c_g·m[j] + β'_g)·V[g, j]  =  Σ_j (c_g·m[j])·V[g, j] + (N·β'_g)·mean_j V[g, j],  with m the mixed weights
+    Σ_j (c_g·m[j] + β'_g)·V[g, j]  =  Σ_j (c_g·m[j])·V[g, j] + β'_g·Σ_j V[g, j],  with m the mixed weights
 
-    The offset β'_g is the same for all pairs of tokens, so it needs no N × N addition: the attention adds the mean over
-    the tokens of V, times N·β'_g, to every token. Neither a weight nor a bias can hold the offset, because the mean of
-    V depends on the image.
+    The offset β'_g is the same for all pairs of tokens, so it needs no N × N addition: the attention adds the sum over
+    the tokens of V, times β'_g, to every token.
     Ensures: the only step after softmax is the head mixing, and in float64 the attention outputs the same values up to
     rounding.
     """
-    changed = []
-    for name, attention in model.named_modules():
-        if not isinstance(attention, ReAttention) or len(attention.scores.after) < 2:
-            continue
-        if model.training:
-            raise FoldError("the model is in training mode; folding is for inference", hint="call model.eval()")
-        (_, mixing), *rest = attention.scores.steps_after()
-        like = cast("HeadMixing", mixing).weight.detach()
-        weight = like.double()
-        factors, offsets = torch.ones_like(weight[0]), torch.zeros_like(weight[0])
-        for _, step in rest:
-            factor, offset = _by_head(step)
-            factors, offsets = factors * factor, offsets * factor + offset
-        merged, x = copy.deepcopy(attention).double(), random_values(2, _TOKENS, _width(attention))
-        _merge(merged, weight * factors, _TOKENS * offsets)
-        require_same_output(f"{name}: merge_head_norm", attention, merged, x)
-        tokens = cast("DeepViTSpec", model.spec).tokens
-        _merge(attention, (weight * factors).to(like), (tokens * offsets).to(like))
-        changed.append(name)
-    return tuple(changed)
+    return change_modules(
+        "merge_head_norm",
+        model,
+        ReAttention,
+        _merge_norm,
+        lambda attention: random_values(2, _TOKENS, cast("nn.Linear", attention.out).out_features),
+    )
+
+
+def _merge_norm(attention: ReAttention) -> bool:
+    if len(attention.scores.after) < 2:
+        return False
+    if attention.training:
+        raise FoldError("the model is in training mode; folding is for inference", hint="call model.eval()")
+    (mixing_name, mixing), *rest = attention.scores.steps_after()
+    like = mixing.matrix().detach()
+    weight = like.double()
+    factors, offsets = torch.ones_like(weight[0]), torch.zeros_like(weight[0])
+    for name, step in rest:
+        factor, offset = _by_head(step)
+        factors, offsets = factors * factor, offsets * factor + offset
+        attention.scores.put(name, None)
+    merged = HeadMixing((weight * factors).to(like).contiguous())
+    attention.scores.put(mixing_name, merged.requires_grad_(False))
+    attention.value_factor = offsets[:, None].to(like)
+    return True
 
 
 def _by_head(step: Step) -> tuple[Tensor, Tensor]:
@@ -69,14 +74,6 @@ def _by_head(step: Step) -> tuple[Tensor, Tensor]:
     if step.operation == "multiply":
         return by_head, torch.zeros_like(by_head)
     return torch.ones_like(by_head), by_head
-
-
-def _merge(attention: ReAttention, weight: Tensor, mean_factors: Tensor) -> None:
-    (mixing_name, _), *rest = attention.scores.steps_after()
-    attention.scores.put(mixing_name, HeadMixing(weight.contiguous()).requires_grad_(False))
-    for name, _ in rest:
-        attention.scores.put(name, None)
-    attention.mean_factors = mean_factors[:, None]
 
 
 @torch.no_grad()
@@ -149,7 +146,3 @@ def _merge_norms(stem: ConvolutionStem) -> bool:
         stem.norms[index] = nn.Identity()
         changed = True
     return changed
-
-
-def _width(attention: ReAttention) -> int:
-    return cast("nn.Linear", attention.out).out_features

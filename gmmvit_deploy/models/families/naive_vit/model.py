@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.naive_vit.spec_and_source import NaiveViTSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention
-from gmmvit_deploy.models.layers.blocks import Block
+from gmmvit_deploy.models.layers.blocks import PreNormBlock
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.patches import PatchEmbedding
 from gmmvit_deploy.models.layers.positions import sinusoidal_positions
 from gmmvit_deploy.models.layers.proofs import random_values, require_same_output
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
+from gmmvit_deploy.models.scores.attention import scaled_scores
 
 
 class HeadwiseProjection(nn.Module):
@@ -82,16 +82,13 @@ class NaiveViT(Model):
         return self.head(features), features
 
 
-def _block(spec: NaiveViTSpec) -> Block:
-    def scores() -> AttentionScores:
-        return scaled_scores(spec.head_dim**-0.5)
-
-    block = Block(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, mlp_dim=spec.mlp_dim, scores=scores())
-    block.attention = MaskedAttention(
-        dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, scores=scores(), projects_output=False
+def _block(spec: NaiveViTSpec) -> PreNormBlock:
+    scores = scaled_scores(spec.head_dim**-0.5)
+    attention = MaskedAttention(
+        dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, scores=scores, projects_output=False
     )
-    block.attention.qkv = HeadwiseProjection(spec.heads, spec.head_dim)
-    return block
+    attention.qkv = HeadwiseProjection(spec.heads, spec.head_dim)
+    return PreNormBlock(dim=spec.dim, mlp_dim=spec.mlp_dim, attention=attention)
 
 
 @torch.no_grad()
