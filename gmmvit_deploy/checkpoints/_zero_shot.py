@@ -80,7 +80,7 @@ def with_text_classes(file: TensorFile, hints: LoadHints) -> tuple[TensorFile, Z
     """
     import torch
 
-    from gmmvit_deploy.models.families.hugging_face.zero_shot import TENSORS
+    from gmmvit_deploy.models.families.hugging_face.towers import TENSORS
 
     folder = file.path if file.path.is_dir() else file.path.parent
     network, names = _whole_network(file, folder)

@@ -19,7 +19,7 @@ from gmmvit_deploy.errors import BundleError, CheckpointError, InputError
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.models.families.vit.spec import ViTSpec
+from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
 from tests.conftest import golden

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.scores.biases import PrefixBias
-from gmmvit_deploy.models.scores.step import Step
+from gmmvit_deploy.models.scores.step import Constant, Step
 from gmmvit_deploy.models.specs import input_shape
 
 _IMAGES = 2
@@ -71,8 +70,8 @@ def dead_masks(model: Model) -> tuple[tuple[str, str], ...]:
     The result depends on the architecture, and on which entries of the masks are exactly 1, but not on other trained
     values: it is that of a copy in float64 with random weights, for random images. A mask is dead if
 
-    - new random values in place of all entries ≠ 1 leave the logits unchanged, bit for bit; and
-    - new random values in place of all entries = 1 change the logits. Otherwise the random network does not read the
+    - its removal leaves the logits unchanged, bit for bit, with random values in place of all its entries ≠ 1; and
+    - random values in place of all its entries change the logits. Otherwise the random network does not read the
       attention, for example because softmax saturates, and the mask counts as live.
 
     The random values are independent, so the changes of several entries do not cancel in the logits. The masks are
@@ -80,87 +79,50 @@ def dead_masks(model: Model) -> tuple[tuple[str, str], ...]:
     attention. (The gradient of every entry would give the same result, but autograd would store the attention weights
     of all layers.) If the logits of the random network are not finite, the result is empty.
     """
-    candidates = [
-        (layer, name)
-        for layer, scores in attention_scores(model)
-        for name, step in scores.steps()
-        if can_be_dead(step) and _has_neutral_and_other_entries(step)
-    ]
-    if not candidates:
+    if not any(_is_partly_neutral(step) for _, scores in attention_scores(model) for _, step in scores.steps()):
         return ()
     generator = torch.Generator().manual_seed(0)
+
+    def random(like: Tensor) -> Tensor:
+        return 1 + 0.5 * torch.randn(like.shape, dtype=torch.float64, generator=generator)
+
     network = copy.deepcopy(model).cpu().double().eval()
     _fill_with_random_values(network, generator)
-    applied: list[_RandomMask] = []
-    names: dict[_RandomMask, tuple[str, str]] = {}
+    candidates = []
     for layer, scores in attention_scores(network):
         for name, step in list(scores.steps()):
-            if (layer, name) in candidates:
-                mask = _RandomMask(step, generator, applied)
+            if _is_partly_neutral(step):
+                matrix = step.matrix()
+                mask = Constant(torch.where(_is_neutral(step), matrix, random(matrix)), like=step)
                 scores.put(name, mask)
-                names[mask] = (layer, name)
+                candidates.append((layer, name, scores, mask))
     images = torch.randn(_IMAGES, *input_shape(model.spec), dtype=torch.float64, generator=generator)
-    return tuple(names[mask] for mask in reversed(list(_dead(network, images, applied))))
+    logits = network(images)
+    if not bool(logits.isfinite().all()):
+        return ()
+    dead: list[tuple[str, str]] = []
+    for layer, name, scores, mask in reversed(candidates):
+        scores.put(name, Constant(random(mask.constant), like=mask))
+        if network(images).equal(logits):
+            break
+        scores.put(name, None)
+        if not network(images).equal(logits):
+            break
+        dead.insert(0, (layer, name))
+    return tuple(dead)
 
 
 def can_be_dead(step: Step) -> bool:
     return step.role == "mask" or isinstance(step, PrefixBias)
 
 
-def _neutral(step: Step) -> float:
-    """Return the entry that does not change the scores."""
-    return 0.0 if step.operation == "add" else 1.0
+def _is_partly_neutral(step: Step) -> bool:
+    return can_be_dead(step) and bool(_is_neutral(step).any()) and not bool(_is_neutral(step).all())
 
 
-def _has_neutral_and_other_entries(step: Step) -> bool:
-    neutral = step.matrix() == _neutral(step)
-    return bool(neutral.any()) and not bool(neutral.all())
-
-
-class _RandomMask(Step):
-    """A mask with random values in place of the entries that are not neutral.  ``applied``: the masks as they run."""
-
-    role = "mask"
-
-    def __init__(self, trained: Step, generator: torch.Generator, applied: list[_RandomMask]) -> None:
-        super().__init__()
-        self.operation, self.scales_query = trained.operation, trained.scales_query
-        self.generator, self.applied = generator, applied
-        neutral = _neutral(trained)
-        self.neutral = trained.matrix() == neutral
-        self.values = torch.where(self.neutral, neutral, self._random())
-
-    def _random(self) -> Tensor:
-        return 1 + 0.5 * torch.randn(self.neutral.shape, dtype=torch.float64, generator=self.generator)
-
-    def redraw(self, *, neutral: bool) -> None:
-        """Draw new random values in place of the neutral entries, or in place of all other entries."""
-        self.values = torch.where(self.neutral == neutral, self._random(), self.values)
-
-    def matrix(self) -> Tensor:
-        self.applied.append(self)
-        return self.values
-
-    def forward(self, scores: Tensor) -> Tensor:
-        return scores + self.matrix() if self.operation == "add" else self.matrix() * scores
-
-
-def _dead(network: Model, images: Tensor, applied: list[_RandomMask]) -> Iterator[_RandomMask]:
-    """Yield the dead masks, from the last to the first, up to the first live mask."""
-    logits = network(images)
-    if not bool(logits.isfinite().all()):
-        return
-    last_first = list(dict.fromkeys(reversed(applied)))
-    for mask in last_first:
-        mask.redraw(neutral=False)
-        if not network(images).equal(logits):
-            return
-        kept = mask.values
-        mask.redraw(neutral=True)
-        if network(images).equal(logits):
-            return
-        mask.values = kept
-        yield mask
+def _is_neutral(step: Step) -> Tensor:
+    """Return True for each entry of the matrix that does not change the scores."""
+    return step.matrix() == (0.0 if step.operation == "add" else 1.0)
 
 
 def _fill_with_random_values(network: nn.Module, generator: torch.Generator) -> None:

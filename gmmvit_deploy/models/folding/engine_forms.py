@@ -6,9 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.layers.attention import SeparateProjections, masked_attentions, stacked_projection
+from gmmvit_deploy.models.layers.attention import (
+    LARGEST_FUSED,
+    SeparateProjections,
+    masked_attentions,
+    stacked_projection,
+)
 from gmmvit_deploy.models.layers.roles import with_role_of
-from gmmvit_deploy.models.layers.wide_heads import LARGEST_FUSED
 
 
 def padded_head_dim(head_dim: int) -> int:

@@ -18,6 +18,9 @@ from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.layers.roles import with_role, with_role_of
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
 
+LARGEST_FUSED = 256
+"""The largest head dim with a fused GPU kernel, measured in tensorrt-rtx 1.7.1: head dim 256 fuses, 264 does not."""
+
 
 def heads_of(x: Float[Tensor, "*batch n inner"], heads: int) -> Float[Tensor, "*batch heads n d"]:
     """Split the last dimension into heads, and move the dimension of the heads before the dimension of the tokens."""
@@ -107,6 +110,38 @@ class MaskedAttention(nn.Module):
         if self.windows is not None:
             mixed = mixed.unflatten(1, (self.windows, self.heads))
         mixed = mixed.transpose(-3, -2).flatten(-2)
+        out: Tensor = self.out(mixed)
+        return out
+
+
+class ReAttention(MaskedAttention):
+    """`MaskedAttention` with a second summand, which folding makes from offsets of the weights after softmax.
+
+    out[h, i] = Σ_j A[h, i, j] · V[h, j] + f[h] · Σ_j V[h, j]
+
+    value_factor: f, (H, 1), the offset of every weight of head h; None before folding. Neither a weight nor a bias can
+    hold the summand, because the sum of V depends on the image.
+    """
+
+    operator_roles: ClassVar[Mapping[str, Role]] = {
+        **MaskedAttention.operator_roles,
+        "sum": "pooling",
+        "mul": "scale",
+        "add": "bias",
+    }
+    value_factor: Tensor | None
+
+    def __init__(self, *, dim: int, heads: int, head_dim: int, scores: AttentionScores, qkv_bias: bool = False) -> None:
+        super().__init__(dim=dim, heads=heads, head_dim=head_dim, scores=scores, qkv_bias=qkv_bias)
+        self.register_buffer("value_factor", None)
+
+    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n dim"]:
+        parts = projected(self.qkv, x, 3)
+        query, key, value = (heads_of(part, self.heads) for part in parts)
+        mixed = (self.scores.weights(query, key) @ value).transpose(-3, -2).flatten(-2)
+        if self.value_factor is not None:
+            total = parts[2].sum(dim=-2, keepdim=True).unflatten(-1, (self.heads, -1))
+            mixed = mixed + (total * self.value_factor).flatten(-2)
         out: Tensor = self.out(mixed)
         return out
 

@@ -21,6 +21,15 @@ from gmmvit_deploy.models.sources.shapes import Shapes
 from gmmvit_deploy.models.sources.source import CheckpointSource, tensors_of_layers
 from gmmvit_deploy.models.specs import MaskSpec
 
+OPTION = "spt-lsa"
+"""The value of ``--set source`` for files of the released code of SPT and LSA."""
+PLAIN_FILES: Mapping[str, tuple[str, ...]] = {OPTION: (r"mask$", r".*\.mask\.(alpha|sigma|mask)$")}
+"""`CheckpointSource.same_names`: files without masks, which the code of SPT and LSA can have written.
+
+Only the code of the masks writes the masks of the attentions, and ``mask`` at the root of the file.
+"""
+VIEWS = 5  # the image and four shifted copies
+
 
 def released_source(
     *,
@@ -31,13 +40,11 @@ def released_source(
         "mask": "a second copy of the base mask, at the root of the file"
     },
     absent: tuple[str, ...] = (),
-    name: str = "the released code",
     own_hints: tuple[OwnHint, ...] = (),
-    option: str = "",
-    same_names: Mapping[str, tuple[str, ...]] | None = None,
+    same_names: Mapping[str, tuple[str, ...]] = PLAIN_FILES,
     shown_heads: Callable[[Shapes, LoadHints], tuple[int | None, str]] | None = None,
 ) -> CheckpointSource:
-    """Return the checkpoint source of a family whose files store every tensor of the model unchanged.
+    """Return the checkpoint source of both codes for a family; its files store every tensor of the model unchanged.
 
     names: spec → name in the model → name in the released file.
     shown_heads: (shapes, hints) → the number of heads that the tensors show, or None, and the evidence for
@@ -59,15 +66,14 @@ def released_source(
         return {"heads": f"--preset {hints.preset}"}
 
     return CheckpointSource(
-        name=name,
+        name="the released code",
         signature=signature,
         absent=absent,
         spec=spec,
         tensors=names,
         known_unused=unused,
         own_hints=own_hints,
-        option=option,
-        same_names=same_names or {},
+        same_names=same_names,
         taken_from=taken_from,
     )
 
@@ -99,41 +105,6 @@ def block_names(
     names = tensors_of_layers({f"{ours}.{a}": f"{theirs}.{b}" for a, b in pairs.items()})
     names[f"{ours}.attention.qkv.weight"] = f"{theirs}.0.fn.to_qkv.weight"
     return names | mask_names(mask, f"{ours}.attention.scores.before.{mask_at}", f"{theirs}.0.fn.mask")
-
-
-OPTION = "spt-lsa"
-"""The value of ``--set source`` for files of the released code of SPT and LSA."""
-PLAIN_FILES = {OPTION: (r"mask$", r".*\.mask\.(alpha|sigma|mask)$")}
-"""`CheckpointSource.same_names` of a source whose plain files the code of SPT and LSA can also have written.
-
-Only the code of the masks writes the masks of the attentions, and ``mask`` at the root of the file.
-"""
-VIEWS = 5  # the image and four shifted copies
-
-
-def spt_lsa_source(
-    *,
-    signature: tuple[str, ...],
-    either: tuple[str, ...],
-    spec: Callable[[Shapes, LoadHints], Any],
-    names: Callable[[Any], dict[str, str]],
-    own_hints: tuple[OwnHint, ...] = (),
-    shown_heads: Callable[[Shapes, LoadHints], tuple[int | None, str]] | None = None,
-) -> CheckpointSource:
-    """Return the source of files with SPT, with LSA, or with both.  The parameters are those of `released_source`.
-
-    either: expressions for keys that only SPT or only LSA writes; at least one must match.
-    """
-    return released_source(
-        name="the released code of SPT and LSA",
-        signature=(*signature, f"({'|'.join(either)})"),
-        spec=spec,
-        names=names,
-        known_unused=lambda _: {},
-        own_hints=own_hints,
-        option=OPTION,
-        shown_heads=shown_heads,
-    )
 
 
 def shifted_names(ours: str, theirs: str) -> dict[str, str]:

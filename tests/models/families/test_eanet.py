@@ -14,7 +14,6 @@ from torch import Tensor
 
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.reading import read_tensors
-from gmmvit_deploy.checkpoints.report import describe_checkpoint
 from gmmvit_deploy.errors import CheckpointError, GmmvitError
 from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.inference.precision import CALIBRATED, Precision
@@ -24,7 +23,6 @@ from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from tests.conftest import golden
-from tests.exact import assert_same_logits, exact_logits
 
 SMALLEST = "eanet_tied_cpu"
 
@@ -43,21 +41,6 @@ def test_folding_refuses_a_pass_that_changes_the_output(monkeypatch: pytest.Monk
     monkeypatch.setattr(ExternalAttention, "forward", lambda self, x, first=False: 2 * trained(self, x, first=first))
     with pytest.raises(GmmvitError, match=r"blocks\.0\.attention: folding changed the output by"):
         folding.merge_memories(model)
-
-
-def test_dead_biases_have_no_influence_and_are_reported() -> None:
-    case, images = loaded(SMALLEST), golden(SMALLEST).inputs
-    model = case.model
-    assert isinstance(model, EANet)
-    expected = exact_logits(model, images)
-    assert len(model.dead_biases()) == 3 * model.spec.depth
-    with torch.no_grad():
-        for name in model.dead_biases():
-            model.get_parameter(name).normal_()
-    assert_same_logits(exact_logits(model, images), expected)
-    (finding,) = [finding for finding in describe_checkpoint(case)["audit"] if finding["where"] == "blocks"]
-    assert finding["severity"] == "note"
-    assert "attention.to_slots.bias of every block have no influence on the logits" in finding["what"]
 
 
 # ---- the two normalisations ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
+from gmmvit_deploy.models.families.naive_vit.spec_and_source import NaiveViTSpec
 from gmmvit_deploy.models.layers.positions import sinusoidal_positions
 from gmmvit_deploy.models.sources.hints import LoadHints
 from tests.conftest import golden
@@ -75,7 +75,6 @@ def test_stored_sinusoids_change_nothing(key: str, tmp_path: Path) -> None:
     path = saved(tmp_path, tutorial_state() | {key: sinusoidal_positions(50, 8)[0]})
     loaded = load_checkpoint(path, CASE.hints)
     assert loaded.spec == replace(load_checkpoint(CASE.path, CASE.hints).spec, stored_positions=True)  # type: ignore[call-arg]
-    assert not [finding for finding in loaded.findings if finding.where == "positions"]
     np.testing.assert_array_equal(logits_of(path), logits_of(CASE.path))
 
 
@@ -87,15 +86,6 @@ def test_the_logits_follow_the_positions_of_the_file(key: str, batched: bool, tm
     expected = tutorial_logits(state, positions, torch.from_numpy(CASE.inputs)).numpy()
     assert np.abs(expected - CASE.logits).max() > 0.5
     np.testing.assert_allclose(logits_of(path), expected, rtol=0, atol=1e-5)
-
-
-def test_the_audit_notes_the_largest_difference(tmp_path: Path) -> None:
-    positions = sinusoidal_positions(50, 8)[0].clone()
-    positions[7, 3] += 0.25
-    loaded = load_checkpoint(saved(tmp_path, tutorial_state() | {KEYS[0]: positions}), CASE.hints)
-    (finding,) = [finding for finding in loaded.findings if finding.where == "positions"]
-    assert finding.severity == "note"
-    assert finding.what == "the stored positions differ from the sinusoids by up to 0.25; the stored positions are used"
 
 
 def test_the_number_of_positions_shows_the_side_of_the_images(tmp_path: Path) -> None:
@@ -144,7 +134,6 @@ def test_weights_of_a_bundle_hold_stored_positions(tmp_path: Path) -> None:
     again = load_checkpoint(weights)
     assert isinstance(again.spec, NaiveViTSpec)
     assert again.spec.stored_positions
-    assert [finding.where for finding in again.findings] == ["positions"]
     np.testing.assert_array_equal(logits_of(weights, LoadHints()), logits_of(path))
     weights.write_bytes(bytes_from_model(load_checkpoint(CASE.path, CASE.hints).model))
     assert "positions" not in read_tensors(weights).tensors

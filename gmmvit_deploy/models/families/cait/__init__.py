@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gmmvit_deploy.models.families.cait.released import PRENORM, RELEASED, SPT_LSA, SPT_LSA_PLAIN, VIT_PYTORCH
-from gmmvit_deploy.models.families.cait.spec import PRESETS, CaiTSpec
+from gmmvit_deploy.models.families.cait.spec_and_source import (
+    PRENORM,
+    PRESETS,
+    RELEASED,
+    SPT_LSA_PLAIN,
+    VIT_PYTORCH,
+    CaiTSpec,
+)
 from gmmvit_deploy.models.families.family import SMALL, Family, Network
 from gmmvit_deploy.models.specs import MaskSpec
 
@@ -40,7 +46,7 @@ CAIT = Family(
     name="cait",
     spec=CaiTSpec,
     network=_network,
-    sources=(RELEASED, SPT_LSA, SPT_LSA_PLAIN, PRENORM, VIT_PYTORCH),
+    sources=(RELEASED, SPT_LSA_PLAIN, PRENORM, VIT_PYTORCH),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
     small=_small,

@@ -1,13 +1,21 @@
-"""CaiT: merge the factors γ of LayerScale into weights, and drop or move the small bias that LSA adds.
+"""CaiT: merge the factors γ of LayerScale into weights, drop the small bias that LSA adds, and widen the heads.
 
 For engines, `widen_heads` rewrites talking heads, which (H, H) matrices mix before and after softmax, as plain heads of
-head dim H·d, so that fused GPU kernels can compute the attention. `layers.wide_heads` has the algebra. For the released
-models, H·d is 256.
+head dim H·d (wide heads), so that fused GPU kernels can compute the attention. In the formulas, Q_k, K_k and V_k belong
+to head k, A_h is softmax of the mixed scores of head h, and g is a head of the output:
+
+    Σ_k W_pre[k,h] · M ∘ (Q_k K_kᵀ)  =  M ∘ (Q̃_h K̃ᵀ)    Q̃_h = [W_pre[0,h]·Q_0, …],  K̃ = [K_0, K_1, …]
+    Σ_h W_post[h,g] · A_h V_g        =  (Σ_h A_h Ṽ_h)_g   Ṽ_h = [W_post[h,0]·V_0, …]
+
+The algebra is exact; only the order of the sums changes. The matrix products Q̃ K̃ᵀ and A Ṽ take H times the work of the
+original products, and the rewrite helps only if fused kernels support the head dim H·d, which is 256 for the released
+models. All heads must share the mask M: a mask M_k of each head would be inside the sum over k. Masks of matrix rank R
+could be merged into Q and K, but the head dim would be R·H·d, too large for fused kernels.
 """
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -15,64 +23,43 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.cait.model import REMAINDER, ScaledBranch, TalkingHeadsAttention
-from gmmvit_deploy.models.layers.attention import projected
+from gmmvit_deploy.models.layers.attention import LARGEST_FUSED, projected
 from gmmvit_deploy.models.layers.proofs import merge_factor, random_values, require_same_output
-from gmmvit_deploy.models.layers.wide_heads import LARGEST_FUSED, WideHeads, same_for_all_heads
 from gmmvit_deploy.models.scores.attention import AttentionScores
-from gmmvit_deploy.models.scores.step import Constant, Step
+from gmmvit_deploy.models.scores.step import Step
 
 _LARGEST = 2.0**-24  # the relative rounding error of float32
-_ROUNDING = 1e-6  # the constant B is stored in float32, and the sums over the heads round
 
 
 @torch.no_grad()
 def drop_remainder(model: nn.Module) -> tuple[str, ...]:
-    """Remove the −1e-9 that LSA adds to the diagonal, or move it behind the head mixing.
+    """Remove the −1e-9 that LSA adds to the diagonal, where it is no more than a rounding error.
 
     W_preᵀ ((1 − I) ∘ S − 1e-9 · I)  =  W_preᵀ ((1 − I) ∘ S) + B,    B[g] = −1e-9 · Σ_h W_pre[h, g] · I
 
     Adding B to the scores of head g changes no weight of softmax by more than the relative difference
     exp(2 · 1e-9 · |Σ_h W_pre[h, g]|) − 1. If this difference is below 2⁻²⁴, the rounding error of float32, for every
-    head, the pass leaves B out. Otherwise B becomes a constant (H, N, N) that is added after the head mixing.
+    head, the pass removes the bias.
     Requires: the biases are folded.
-    Ensures: no such bias precedes the head mixing; a bias B has the effect of the −1e-9 before the head mixing.
     """
     changed = []
     for name, module in model.named_modules():
         if not isinstance(module, TalkingHeadsAttention):
             continue
-        scores = module.scores
-        steps = dict(scores.steps_before())
-        names = [name.removeprefix("before.") for name in steps]
-        if REMAINDER not in names or names.index(REMAINDER) > names.index("mixing"):
-            continue  # the attention has no such bias, or an earlier run moved it
-        remainder, mixing = steps[f"before.{REMAINDER}"], steps["before.mixing"]
+        steps = dict(module.scores.steps_before())
+        remainder = steps.get(f"before.{REMAINDER}")
+        if remainder is None:
+            continue
         if not remainder.is_constant:
             raise FoldError(f"{name}: the diagonal must be a constant; run fold_biases first")
-        # B in float64: the diagonal of the bias, times the sum of each column of W_pre.
-        bias = torch.diag_embed(remainder.matrix().double().diagonal() * mixing.matrix().double().sum(dim=0)[:, None])
-        if float(torch.expm1(2 * bias.abs().max())) < _LARGEST:
-            scores.put(f"before.{REMAINDER}", None)
-        else:
-            _move_behind_mixing(name, scores, bias, like=remainder)
-        changed.append(name)
+        sums = steps["before.mixing"].matrix().double().sum(dim=0).abs()
+        largest = remainder.matrix().double().abs().max() * sums.max()
+        if float(torch.expm1(2 * largest)) < _LARGEST:
+            module.scores.put(f"before.{REMAINDER}", None)
+            changed.append(name)
     return tuple(changed)
-
-
-def _move_behind_mixing(name: str, scores: AttentionScores, bias: Float[Tensor, "heads n n"], *, like: Step) -> None:
-    """Replace the bias ``like`` before the head mixing by the constant ``bias`` after the head mixing."""
-    expected = _of_zero_products(scores, bias)
-    scores.put(f"before.{REMAINDER}", None)  # a step that is put again becomes the last step
-    scores.put(f"before.{REMAINDER}", Constant(bias.to(like.matrix().dtype), like=like))
-    off = float((_of_zero_products(scores, bias) - expected).abs().max())
-    if not off <= _ROUNDING * float(bias.abs().max()):
-        raise FoldError(f"{name}: drop_remainder changed the scores by {off:.2e}; expected only rounding")
-
-
-def _of_zero_products(scores: AttentionScores, like: Float[Tensor, "heads n n"]) -> Float[Tensor, "1 heads n n"]:
-    """Return the input of softmax for Q Kᵀ = 0, in float64.  like: any tensor (H, N, N)."""
-    return copy.deepcopy(scores).double().masked(torch.zeros_like(like, dtype=torch.float64)[None])
 
 
 @torch.no_grad()
@@ -89,26 +76,44 @@ def merge_layer_scale(model: nn.Module) -> tuple[str, ...]:
     return tuple(changed)
 
 
-class WideHeadsAttention(WideHeads):
-    """`TalkingHeadsAttention` rewritten without head mixing: H heads with head dim H·d each."""
+class WideHeadsAttention(nn.Module):
+    """`TalkingHeadsAttention` rewritten without head mixing: H heads with head dim H·d each.
+
+    queries, keys, values: the factors (H, 1, H·d) by which each head multiplies the projections; those of ``keys`` are
+    1, because fused kernels require a separate K for each head.
+    """
 
     stacked_projection: ClassVar[tuple[str, int]] = ("key_value", 2)
+    operator_roles: ClassVar[Mapping[str, Role]] = {
+        "softmax": "softmax",
+        "matmul": "product",
+        "mul": "mixing",
+        "sum": "mixing",
+    }
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, talking: TalkingHeadsAttention) -> None:
-        before = talking.scores.steps_before()
-        ((_, mix_before),) = ((name, step) for name, step in before if step.operation == "mix")
+        super().__init__()
+        *shared, (_, mix_before) = talking.scores.steps_before()
         ((_, mix_after),) = talking.scores.steps_after()
-        super().__init__(
-            AttentionScores({name.removeprefix("before."): step for name, step in before if step is not mix_before}),
-            before=mix_before.matrix(),
-            after=mix_after.matrix(),
-            head_dim=talking.query.out_features // talking.heads,
-        )
+        self.scores = AttentionScores({name.removeprefix("before."): step for name, step in shared})
         self.query, self.key_value, self.out = talking.query, talking.key_value, talking.out
+        head_dim = talking.query.out_features // talking.heads
+        spread = [
+            mixing.detach().repeat_interleave(head_dim, dim=1).unsqueeze(1)
+            for mixing in (mix_before.matrix().transpose(0, 1), mix_after.matrix())
+        ]
+        self.register_buffer("queries", spread[0].clone())
+        self.register_buffer("keys", torch.ones_like(spread[0]))
+        self.register_buffer("values", spread[1].clone())
 
     def forward(self, x: Float[Tensor, "batch i dim"], context: Tensor) -> Float[Tensor, "batch i dim"]:
         key, value = projected(self.key_value, context, 2)
-        out: Tensor = self.out(self.attended(self.query(x), key, value))
+        query, key, value = (part.unsqueeze(1) for part in (self.query(x), key, value))
+        weights = self.scores.weights(query * self.queries, key * self.keys)
+        out: Tensor = self.out((weights @ (value * self.values)).sum(dim=1))
         return out
 
 
@@ -135,18 +140,15 @@ def widen_heads(model: nn.Module) -> tuple[str, ...]:
 
 
 def _widens(scores: AttentionScores) -> bool:
-    """Return True if the steps are constant factors shared by all heads, head mixing, biases, softmax, and head mixing.
-
-    A bias after the head mixing, which `drop_remainder` can leave, may differ between the heads.
-    """
-    before = [step for _, step in scores.steps_before()]
-    operations = [step.operation for step in before]
-    if [step.operation for _, step in scores.steps_after()] != ["mix"] or operations.count("mix") != 1:
-        return False
-    mixing = operations.index("mix")
-    factors, biases = before[:mixing], before[mixing + 1 :]
+    """Return True if the steps are constant factors shared by all heads, head mixing, softmax, and head mixing."""
+    *factors, mixing = (step for _, step in scores.steps_before())
     return (
-        all(step.is_constant for step in (*factors, *biases))
-        and all(step.operation == "multiply" and step.role != "scale" and same_for_all_heads(step) for step in factors)
-        and all(step.operation == "add" for step in biases)
+        [step.operation for step in (mixing, *(step for _, step in scores.steps_after()))] == ["mix", "mix"]
+        and all(step.is_constant and step.operation == "multiply" and step.role != "scale" for step in factors)
+        and all(_same_for_all_heads(step) for step in factors)
     )
+
+
+def _same_for_all_heads(step: Step) -> bool:
+    constant = step.matrix()
+    return constant.dim() < 3 or bool((constant == constant[:1]).all())

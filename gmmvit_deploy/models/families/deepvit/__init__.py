@@ -16,7 +16,6 @@ def _network() -> Network:
     return Network(
         build=DeepViT,
         folding_passes=(folding.merge_head_norm, folding.merge_scale_adjustment, folding.merge_stem_norms),
-        engine_passes=(folding.widen_reattention,),
         mistakes=MISTAKES,
     )
 

@@ -3,33 +3,23 @@
 c_g = s·γ_g/√(σ²_g+ε):   Θ'[g,h] = c_g·Θ[g,h];   β'_g = c_g·(θ_g − μ_g) + s·β_g            (`merge_head_norm`)
 LN(a·x; ε) = LN(x; ε/a²);   1/a into the last linear layer of each branch                  (`merge_scale_adjustment`)
 W' = W·γ/√(σ²+ε),  b' = β − μ·γ/√(σ²+ε)                                                   (`merge_stem_norms`)
-
-For engines, `widen_reattention` rewrites Re-attention as plain heads of head dim H·d, for fused GPU kernels. Heads are
-mixed only after softmax: `layers.wide_heads` with the identity as mixing before softmax. In the presets, H·d is the dim
-of 384 to 420, larger than the largest head dim with a fused kernel; their attentions stay unchanged.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.families.deepvit.model import ConvolutionStem, DeepViTBlock, ReAttention
-from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
-from gmmvit_deploy.models.layers.attention import projected
+from gmmvit_deploy.models.families.deepvit.model import ConvolutionStem, DeepViTBlock
+from gmmvit_deploy.models.layers.attention import ReAttention
 from gmmvit_deploy.models.layers.blocks import BatchNorm
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.layers.proofs import change_modules, random_values, require_same_output
-from gmmvit_deploy.models.layers.wide_heads import LARGEST_FUSED, WideHeads, same_for_all_heads
-from gmmvit_deploy.models.scores.attention import AttentionScores
+from gmmvit_deploy.models.layers.proofs import change_modules, random_values
 from gmmvit_deploy.models.scores.heads import HeadBatchNorm, HeadMixing
 from gmmvit_deploy.models.scores.step import Step
 
@@ -40,34 +30,39 @@ _TOKENS = 5
 def merge_head_norm(model: Model) -> tuple[str, ...]:
     """Merge the bias of the head mixing, BatchNorm and transform scale into the head mixing and into the side of V.
 
-    Σ_j (c_g·m[j] + β'_g)·V[g, j]  =  Σ_j (c_g·m[j])·V[g, j] + (N·β'_g)·mean_j V[g, j],  with m the mixed weights
+    Σ_j (c_g·m[j] + β'_g)·V[g, j]  =  Σ_j (c_g·m[j])·V[g, j] + β'_g·Σ_j V[g, j],  with m the mixed weights
 
-    The offset β'_g is the same for all pairs of tokens, so it needs no N × N addition: the attention adds the mean over
-    the tokens of V, times N·β'_g, to every token. Neither a weight nor a bias can hold the offset, because the mean of
-    V depends on the image.
+    The offset β'_g is the same for all pairs of tokens, so it needs no N × N addition: the attention adds the sum over
+    the tokens of V, times β'_g, to every token.
     Ensures: the only step after softmax is the head mixing, and in float64 the attention outputs the same values up to
     rounding.
     """
-    changed = []
-    for name, attention in model.named_modules():
-        if not isinstance(attention, ReAttention) or len(attention.scores.after) < 2:
-            continue
-        if model.training:
-            raise FoldError("the model is in training mode; folding is for inference", hint="call model.eval()")
-        (_, mixing), *rest = attention.scores.steps_after()
-        like = cast("HeadMixing", mixing).weight.detach()
-        weight = like.double()
-        factors, offsets = torch.ones_like(weight[0]), torch.zeros_like(weight[0])
-        for _, step in rest:
-            factor, offset = _by_head(step)
-            factors, offsets = factors * factor, offsets * factor + offset
-        merged, x = copy.deepcopy(attention).double(), random_values(2, _TOKENS, _width(attention))
-        _merge(merged, weight * factors, _TOKENS * offsets)
-        require_same_output(f"{name}: merge_head_norm", attention, merged, x)
-        tokens = cast("DeepViTSpec", model.spec).tokens
-        _merge(attention, (weight * factors).to(like), (tokens * offsets).to(like))
-        changed.append(name)
-    return tuple(changed)
+    return change_modules(
+        "merge_head_norm",
+        model,
+        ReAttention,
+        _merge_norm,
+        lambda attention: random_values(2, _TOKENS, cast("nn.Linear", attention.out).out_features),
+    )
+
+
+def _merge_norm(attention: ReAttention) -> bool:
+    if len(attention.scores.after) < 2:
+        return False
+    if attention.training:
+        raise FoldError("the model is in training mode; folding is for inference", hint="call model.eval()")
+    (mixing_name, mixing), *rest = attention.scores.steps_after()
+    like = mixing.matrix().detach()
+    weight = like.double()
+    factors, offsets = torch.ones_like(weight[0]), torch.zeros_like(weight[0])
+    for name, step in rest:
+        factor, offset = _by_head(step)
+        factors, offsets = factors * factor, offsets * factor + offset
+        attention.scores.put(name, None)
+    merged = HeadMixing((weight * factors).to(like).contiguous())
+    attention.scores.put(mixing_name, merged.requires_grad_(False))
+    attention.value_factor = offsets[:, None].to(like)
+    return True
 
 
 def _by_head(step: Step) -> tuple[Tensor, Tensor]:
@@ -79,14 +74,6 @@ def _by_head(step: Step) -> tuple[Tensor, Tensor]:
     if step.operation == "multiply":
         return by_head, torch.zeros_like(by_head)
     return torch.ones_like(by_head), by_head
-
-
-def _merge(attention: ReAttention, weight: Tensor, mean_factors: Tensor) -> None:
-    (mixing_name, _), *rest = attention.scores.steps_after()
-    attention.scores.put(mixing_name, HeadMixing(weight.contiguous()).requires_grad_(False))
-    for name, _ in rest:
-        attention.scores.put(name, None)
-    attention.mean_factors = mean_factors[:, None]
 
 
 @torch.no_grad()
@@ -159,69 +146,3 @@ def _merge_norms(stem: ConvolutionStem) -> bool:
         stem.norms[index] = nn.Identity()
         changed = True
     return changed
-
-
-def _width(attention: ReAttention) -> int:
-    return cast("nn.Linear", attention.out).out_features
-
-
-class WideReAttention(WideHeads):
-    """`ReAttention` rewritten without head mixing: H heads with head dim H·d each.
-
-    mean_factors: f, (H·d), the factor of each feature for the mean over the tokens of V; None without an offset.
-    """
-
-    operator_roles: ClassVar[Mapping[str, Role]] = {**WideHeads.operator_roles, "mean": "pooling", "add": "residual"}
-    qkv: nn.Module
-    stacked_projection: ClassVar[tuple[str, int]] = ("qkv", 3)
-    mean_factors: Tensor | None
-
-    def __init__(self, mixed: ReAttention, head_dim: int) -> None:
-        ((_, mix_after),) = mixed.scores.steps_after()
-        after = mix_after.matrix().detach()
-        super().__init__(
-            AttentionScores({name.removeprefix("before."): step for name, step in mixed.scores.steps_before()}),
-            before=torch.eye(mixed.heads, dtype=after.dtype),
-            after=after,
-            head_dim=head_dim,
-        )
-        self.qkv, self.out = mixed.qkv, mixed.out
-        factors = None if mixed.mean_factors is None else mixed.mean_factors.repeat_interleave(head_dim, dim=0)[:, 0]
-        self.register_buffer("mean_factors", factors)
-
-    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n dim"]:
-        query, key, value = projected(self.qkv, x, 3)
-        mixed = self.attended(query, key, value)
-        if self.mean_factors is not None:
-            mixed = mixed + value.mean(dim=-2, keepdim=True) * self.mean_factors
-        out: Tensor = self.out(mixed)
-        return out
-
-
-@torch.no_grad()
-def widen_reattention(model: nn.Module) -> tuple[str, ...]:
-    """Rewrite Re-attention as heads of head dim H·d (wide heads).
-
-    Unchanged: attentions without head mixing, and attentions with a head dim H·d above `LARGEST_FUSED`.
-    Requires: `merge_head_norm` ran, so that the head mixing is the only step after softmax.
-    Ensures: on random tokens the new and the old attention output the same values, up to float64 rounding.
-    """
-    changed = []
-    for name, attention in list(model.named_modules()):
-        if not isinstance(attention, ReAttention) or not _widens(attention.scores):
-            continue
-        if not isinstance(attention.out, nn.Linear) or attention.out.in_features > LARGEST_FUSED:
-            continue
-        wide = WideReAttention(attention, attention.out.in_features // attention.heads)
-        require_same_output(f"{name}: widen_reattention", attention, wide, random_values(2, 3, _width(attention)))
-        model.set_submodule(name, wide)
-        changed.append(name)
-    return tuple(changed)
-
-
-def _widens(scores: AttentionScores) -> bool:
-    """Return True if the steps are constant factors that all heads share, softmax, and head mixing."""
-    before = [step for _, step in scores.steps_before()]
-    return [step.operation for _, step in scores.steps_after()] == ["mix"] and all(
-        step.is_constant and step.operation == "multiply" and same_for_all_heads(step) for step in before
-    )

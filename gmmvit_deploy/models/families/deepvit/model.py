@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
-from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of, projected
-from gmmvit_deploy.models.layers.blocks import BatchNorm, Block
+from gmmvit_deploy.models.layers.attention import ReAttention
+from gmmvit_deploy.models.layers.blocks import BatchNorm, PreNormBlock
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import AttentionScores
@@ -50,39 +50,6 @@ class ReattentionMixing(HeadMixing):
         yield "head mixing transposed", HeadMixing(self.weight.detach().transpose(0, 1).contiguous())
 
 
-class ReAttention(MaskedAttention):
-    """`MaskedAttention` with a second summand, which folding makes from the offsets of the new heads.
-
-    out = (A' V + f ∘ mean over the tokens of V) · Wᵀ + b
-
-    mean_factors: f, (H, 1), a factor of each head for the mean over the tokens of V; None before folding. An offset
-    β[g] added to every weight of head g adds β[g] · Σ_j V[g, j] to each token, so that f[g] = N · β[g] for N tokens.
-    """
-
-    operator_roles: ClassVar[Mapping[str, Role]] = {
-        "softmax": "softmax",
-        "matmul": "product",
-        "mean": "pooling",
-        "mul": "scale",
-        "add": "residual",
-    }
-    mean_factors: Tensor | None
-
-    def __init__(self, *, dim: int, heads: int, scores: AttentionScores, qkv_bias: bool) -> None:
-        super().__init__(dim=dim, heads=heads, head_dim=dim // heads, scores=scores, qkv_bias=qkv_bias)
-        self.register_buffer("mean_factors", None)
-
-    def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch n dim"]:
-        parts = projected(self.qkv, x, 3)
-        query, key, value = (heads_of(part, self.heads) for part in parts)
-        mixed = (self.scores.weights(query, key) @ value).transpose(-3, -2).flatten(-2)
-        if self.mean_factors is not None:
-            mean = parts[2].mean(dim=-2, keepdim=True).unflatten(-1, (self.heads, -1))
-            mixed = mixed + (mean * self.mean_factors).flatten(-2)
-        out: Tensor = self.out(mixed)
-        return out
-
-
 def reattention_steps(spec: DeepViTSpec) -> dict[str, Step | None]:
     heads = spec.heads
     return {
@@ -93,19 +60,21 @@ def reattention_steps(spec: DeepViTSpec) -> dict[str, Step | None]:
     }
 
 
-class DeepViTBlock(Block):
+class DeepViTBlock(PreNormBlock):
     """A pre-norm block whose branches read the tokens times a, the scale adjustment, and are divided by a."""
 
-    operator_roles: ClassVar[Mapping[str, Role]] = {**Block.operator_roles, "mul": "scale", "div": "scale"}
+    operator_roles: ClassVar[Mapping[str, Role]] = {**PreNormBlock.operator_roles, "mul": "scale", "div": "scale"}
+
+    attention: ReAttention
 
     def __init__(self, spec: DeepViTSpec, *, mixes: bool) -> None:
         scores = AttentionScores({"scale": Scale(spec.head_dim**-0.5)}, reattention_steps(spec) if mixes else None)
-        super().__init__(
-            dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, mlp_dim=spec.mlp_dim, scores=AttentionScores({})
+        attention = ReAttention(
+            dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, scores=scores, qkv_bias=spec.qkv_bias
         )
+        super().__init__(dim=spec.dim, mlp_dim=spec.mlp_dim, attention=attention)
         self.scale_adjustment = spec.scale_adjustment
         self.attention_norm, self.mlp_norm = (nn.LayerNorm(spec.dim, eps=_EPS) for _ in range(2))
-        self.attention = ReAttention(dim=spec.dim, heads=spec.heads, scores=scores, qkv_bias=spec.qkv_bias)
 
     def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch given dim"]:
         a = self.scale_adjustment

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gmmvit_deploy.models.families.eanet.released import PERFORMER, TRANSFORMER
-from gmmvit_deploy.models.families.eanet.spec import PRESETS, EANetSpec
+from gmmvit_deploy.models.families.eanet.spec_and_source import PERFORMER, PRESETS, TRANSFORMER, EANetSpec
 from gmmvit_deploy.models.families.family import Family, Network, last_of_blocks
 from gmmvit_deploy.models.specs import MaskSpec
 

@@ -24,7 +24,7 @@ includes all tokens of an image, so padding with additional tokens would change 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -32,14 +32,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.families.eanet.spec import EANetSpec
+from gmmvit_deploy.models.families.eanet.spec_and_source import EANetSpec
 from gmmvit_deploy.models.families.family import Mistake
 from gmmvit_deploy.models.layers.blocks import Mlp, PreNormBlock, layer_norm
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.patches import Unfold
 from gmmvit_deploy.models.layers.positions import sinusoidal_positions
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.scores.step import Oddity
 
 _SIDE = 3
 _PATCH = _SIDE**2
@@ -241,33 +240,6 @@ class EANet(Model):
             x = block(x)
         features: Tensor = self.norm(x[:, 0])
         return self.head(features), features
-
-    def oddities(self) -> Iterator[tuple[str, Oddity]]:
-        if self.dead_biases():
-            what = (
-                "attention_norm.bias, attention.project.bias and attention.to_slots.bias of every block have no "
-                "influence on the logits: the softmax over the tokens ignores what is the same for all tokens; the "
-                "exported graph leaves the biases of the attention out"
-            )
-            yield "blocks", Oddity(severity="note", what=what)
-        if isinstance(self.positions, ClassTokenFirst):
-            stored = self.positions.position_embedding
-            largest = float((stored - sinusoidal_positions(*stored.shape[1:]).to(stored)).abs().max())
-            if largest > 0:
-                what = (
-                    f"the stored positions differ from the sinusoids by up to {largest:.3g}; "
-                    "the stored positions are used"
-                )
-                yield "positions", Oddity(severity="note", what=what)
-
-    def dead_biases(self) -> tuple[str, ...]:
-        """Return the biases without influence: softmax over n of (L[n, s] + c[s])  =  softmax over n of L[n, s]."""
-        return tuple(
-            f"blocks.{index}.{bias}"
-            for index, block in enumerate(self.blocks)
-            if isinstance(block.attention, ExternalAttention)
-            for bias in ("attention_norm.bias", "attention.project.bias", "attention.to_slots.bias")
-        )
 
 
 class _SoftmaxOverSlots(SlotWeights):

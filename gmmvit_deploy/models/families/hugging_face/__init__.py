@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def _network() -> Network:
     from gmmvit_deploy.models.families.hugging_face import folding
     from gmmvit_deploy.models.families.hugging_face.model import HuggingFaceModel
-    from gmmvit_deploy.models.families.hugging_face.zero_shot import without_normalised_embeddings
+    from gmmvit_deploy.models.families.hugging_face.towers import without_normalised_embeddings
 
     return Network(
         build=HuggingFaceModel,

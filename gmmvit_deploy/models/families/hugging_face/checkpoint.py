@@ -131,7 +131,7 @@ def _require_width(spec: HuggingFaceSpec, source: str, hints: LoadHints) -> None
     """Errors: CheckpointError when the linear layer of ``--head`` reads another number of features."""
     import torch
 
-    from gmmvit_deploy.models.families.hugging_face.backbone import pooled
+    from gmmvit_deploy.models.families.hugging_face.towers import pooled
 
     if not spec.head_features:
         return
@@ -331,7 +331,7 @@ def _with_pool(spec: HuggingFaceSpec, shapes: Shapes, hints: LoadHints) -> Huggi
     import torch
     from torch import nn
 
-    from gmmvit_deploy.models.families.hugging_face.backbone import has_class_token
+    from gmmvit_deploy.models.families.hugging_face.towers import has_class_token
 
     where, architecture = shapes.source, spec.architecture
     with torch.device("meta"):

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import SpecError
-from gmmvit_deploy.models.families.hugging_face.backbone import pooled
 from gmmvit_deploy.models.families.hugging_face.network import network_from_spec
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
+from gmmvit_deploy.models.families.hugging_face.towers import pooled
 from gmmvit_deploy.models.layers.answered_network import AnsweredNetwork
 
 _HEADS = ("classifier", "cls_classifier", "distillation_classifier", "head")

@@ -168,14 +168,14 @@ def config_of(architecture: str, config: Mapping[str, Any], *, where: str) -> An
 def network_from_spec(spec: HuggingFaceSpec) -> nn.Module:
     """Build the network of a spec with random weights, in evaluation mode, or SpecError."""
     if spec.prompts:
-        from gmmvit_deploy.models.families.hugging_face.zero_shot import ZeroShotNetwork
+        from gmmvit_deploy.models.families.hugging_face.towers import ZeroShotNetwork
 
         config = config_of(spec.architecture, spec.config, where="config.json")
         return ZeroShotNetwork(config, spec.classes).eval()
     backbone = backbone_from_spec(spec)
     if not spec.head_features:
         return backbone
-    from gmmvit_deploy.models.families.hugging_face.backbone import BackboneWithHead
+    from gmmvit_deploy.models.families.hugging_face.towers import BackboneWithHead
 
     return BackboneWithHead(backbone, spec).eval()
 
@@ -185,7 +185,7 @@ def backbone_from_spec(spec: HuggingFaceSpec) -> nn.Module:
     where = "config.json"
     config = config_of(spec.architecture, spec.config, where=where)
     if spec.architecture in IMAGES_AND_TEXTS:
-        from gmmvit_deploy.models.families.hugging_face.zero_shot import ImageTower
+        from gmmvit_deploy.models.families.hugging_face.towers import ImageTower
 
         return ImageTower(config).eval()
     model_class = class_named(spec.architecture, where=where)
@@ -216,7 +216,7 @@ def names_in_network(spec: HuggingFaceSpec, names: Iterable[str]) -> Mapping[str
     with torch.device("meta"):
         if spec.architecture not in IMAGES_AND_TEXTS:
             return translated_names(backbone_from_spec(spec), names)
-        from gmmvit_deploy.models.families.hugging_face.zero_shot import TENSORS
+        from gmmvit_deploy.models.families.hugging_face.towers import TENSORS
 
         config = config_of(spec.architecture, spec.config, where="config.json")
         whole = translated_names(class_named(spec.architecture, where="config.json")(config), names)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gmmvit_deploy.models.families.family import Family, Network, last_of_blocks, plain_blocks
-from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
-from gmmvit_deploy.models.families.naive_vit.tutorial import PARAMETER_POSITIONS, TUTORIAL
+from gmmvit_deploy.models.families.naive_vit.spec_and_source import PARAMETER_POSITIONS, TUTORIAL, NaiveViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ tutorial's network ends in a softmax over the classes; this model omits the soft
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -21,16 +21,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
+from gmmvit_deploy.models.families.naive_vit.spec_and_source import NaiveViTSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention
-from gmmvit_deploy.models.layers.blocks import Block
+from gmmvit_deploy.models.layers.blocks import PreNormBlock
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.patches import PatchEmbedding
 from gmmvit_deploy.models.layers.positions import sinusoidal_positions
 from gmmvit_deploy.models.layers.proofs import random_values, require_same_output
 from gmmvit_deploy.models.layers.roles import with_role
-from gmmvit_deploy.models.scores.attention import AttentionScores, scaled_scores
-from gmmvit_deploy.models.scores.step import Oddity
+from gmmvit_deploy.models.scores.attention import scaled_scores
 
 
 class HeadwiseProjection(nn.Module):
@@ -82,25 +81,14 @@ class NaiveViT(Model):
         features: Tensor = x[:, 0]
         return self.head(features), features
 
-    def oddities(self) -> Iterator[tuple[str, Oddity]]:
-        largest = float((self.positions - sinusoidal_positions(self.spec.tokens, self.spec.dim)).abs().max())
-        if largest > 0:
-            what = (
-                f"the stored positions differ from the sinusoids by up to {largest:.3g}; the stored positions are used"
-            )
-            yield "positions", Oddity(severity="note", what=what)
 
-
-def _block(spec: NaiveViTSpec) -> Block:
-    def scores() -> AttentionScores:
-        return scaled_scores(spec.head_dim**-0.5)
-
-    block = Block(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, mlp_dim=spec.mlp_dim, scores=scores())
-    block.attention = MaskedAttention(
-        dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, scores=scores(), projects_output=False
+def _block(spec: NaiveViTSpec) -> PreNormBlock:
+    scores = scaled_scores(spec.head_dim**-0.5)
+    attention = MaskedAttention(
+        dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, scores=scores, projects_output=False
     )
-    block.attention.qkv = HeadwiseProjection(spec.heads, spec.head_dim)
-    return block
+    attention.qkv = HeadwiseProjection(spec.heads, spec.head_dim)
+    return PreNormBlock(dim=spec.dim, mlp_dim=spec.mlp_dim, attention=attention)
 
 
 @torch.no_grad()

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gmmvit_deploy.models.families.family import Family, LastBlock, Network, stage_blocks
-from gmmvit_deploy.models.families.pit.released import RELEASED, SPT_LSA
-from gmmvit_deploy.models.families.pit.spec import PRESETS, PiTSpec
+from gmmvit_deploy.models.families.pit.spec_and_source import PRESETS, RELEASED, PiTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
 
@@ -49,7 +48,7 @@ PIT = Family(
     name="pit",
     spec=PiTSpec,
     network=_network,
-    sources=(RELEASED, SPT_LSA),
+    sources=(RELEASED,),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
     small=_small,

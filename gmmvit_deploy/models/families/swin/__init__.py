@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gmmvit_deploy.models.families.family import Family, Network, Windows, stage_blocks
-from gmmvit_deploy.models.families.swin.released import RELEASED, SPT_LSA
-from gmmvit_deploy.models.families.swin.spec import PRESETS, SwinSpec
+from gmmvit_deploy.models.families.swin.spec_and_source import PRESETS, RELEASED, SwinSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
 
@@ -53,7 +52,7 @@ SWIN = Family(
     name="swin",
     spec=SwinSpec,
     network=_network,
-    sources=(RELEASED, SPT_LSA),
+    sources=(RELEASED,),
     presets=PRESETS,
     mask_kinds=("plain", "gmm"),
     small=_small,

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gmmvit_deploy.models.families.family import Family, LastBlock, Network, last_of_blocks
-from gmmvit_deploy.models.families.t2t.released import RELEASED, SPT_LSA
-from gmmvit_deploy.models.families.t2t.spec import PRESETS, T2TSpec
+from gmmvit_deploy.models.families.t2t.spec_and_source import PRESETS, RELEASED, T2TSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
 
@@ -52,7 +51,7 @@ T2T = Family(
     name="t2t",
     spec=T2TSpec,
     network=_network,
-    sources=(RELEASED, SPT_LSA),
+    sources=(RELEASED,),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
     small=_small,

@@ -27,9 +27,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.families.t2t.spec import T2TSpec
+from gmmvit_deploy.models.families.t2t.spec_and_source import T2TSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of, projected
-from gmmvit_deploy.models.layers.blocks import Block, Mlp, layer_norm
+from gmmvit_deploy.models.layers.blocks import Mlp, PreNormBlock, layer_norm
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.patches import ShiftedViews, Unfold
 from gmmvit_deploy.models.layers.positions import sinusoidal_positions
@@ -72,17 +72,17 @@ class TokenTransformer(nn.Module):
         return out
 
 
-class T2TBlock(Block):
+class T2TBlock(PreNormBlock):
     """A pre-norm block that also adds the normed input to the output of the attention.
 
     adds_value: True if V is added in place of the normed input.
     """
 
+    attention: MaskedAttention
+
     def __init__(self, spec: T2TSpec) -> None:
-        dim, heads, head_dim = spec.dim, spec.heads, spec.head_dim
-        super().__init__(dim=dim, heads=heads, head_dim=head_dim, mlp_dim=spec.mlp_dim, scores=_block_scores(spec))
-        if not isinstance(self.attention.out, nn.Linear):  # T2T also projects the output of a single head
-            self.attention = MaskedAttention(dim=dim, heads=heads, head_dim=head_dim, scores=self.attention.scores)
+        attention = MaskedAttention(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, scores=_block_scores(spec))
+        super().__init__(dim=spec.dim, mlp_dim=spec.mlp_dim, attention=attention)
         self.adds_value = spec.class_token and spec.heads == 1
 
     def forward(self, x: Float[Tensor, "batch n dim"]) -> Float[Tensor, "batch given dim"]:

@@ -30,18 +30,6 @@ _REFUSED = {
     "scriptable": "gmmvit export exports timm's default layers",
 }
 """Arguments of ``timm.create_model`` that are refused → the reason."""
-_FULL_WORDS = {
-    "ti": "tiny",
-    "t": "tiny",
-    "s": "small",
-    "m": "medium",
-    "b": "base",
-    "l": "large",
-    "h": "huge",
-    "g": "giant",
-    "registers": "reg",
-}
-"""Word in the names of other code → the word in timm's names."""
 _OF_TORCHVISION = re.compile(r"vit_[blh]_\d+")
 
 
@@ -110,33 +98,10 @@ def architecture_from(text: str, *, where: str) -> str:
 
 
 def _close_names(text: str) -> list[str]:
-    """Return up to three names of timm, the closest first; none if no name is close.
-
-    A close name has at least half of the words of the text; the one with most of them is the closest. Other code leaves
-    words out, adds its own, and abbreviates: ``vit_base_patch16``, ``facebook/dinov2-base``, ``dinov2_vitb14``.
-    """
-    listed, asked = require_timm().list_models(), _words(text)
-    joined = "_".join(asked)
-    ranks = {}
-    for name in listed:
-        own = name.split("_")
-        numbered = {word[:-1] for word in own if word[-1].isdecimal()}  # reg of reg4
-        same = sum(1 if word in own else 0.5 * (word in numbered) for word in asked)
-        if 2 * same >= len(asked):
-            likeness = difflib.SequenceMatcher(None, joined, name).ratio()
-            ranks[name] = (-same, not name.startswith(joined), -likeness, name)
-    return sorted(ranks, key=lambda name: ranks[name])[:3] or difflib.get_close_matches(text, listed, n=3)
-
-
-def _words(text: str) -> list[str]:
-    """Return the words of a name as timm writes them: ``ViT-B/16`` and ``vitb16`` → vit, base, patch16."""
-    text = re.sub(r"_v(\d)", r"v\1", re.sub(r"[^a-z0-9]+", "_", text.lower()))
-    text = re.sub(r"(?<![a-z])(vit|deit|swin)(ti|[tsmblhg])(?=\d|_|$)", r"\1_\2_", text).replace("plus", "_plus")
-    words: list[str] = []
-    for word in filter(None, text.split("_")):
-        of_patch = word.isdecimal() and bool(words) and words[-1] in _FULL_WORDS.values()
-        words.append(f"patch{word}" if of_patch else _FULL_WORDS.get(word, word))
-    return words
+    """Return up to three names of timm that begin with the text, or else that are spelled much like it."""
+    listed: list[str] = require_timm().list_models()
+    longer = [name for name in listed if name.startswith(text)]
+    return longer[:3] or difflib.get_close_matches(text, listed, n=3, cutoff=0.8)
 
 
 def refuse_arguments(arguments: Mapping[str, Any], *, where: str) -> None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from gmmvit_deploy.models.families.family import SMALL, Family, LastBlock, Network, last_of_blocks, plain_blocks
-from gmmvit_deploy.models.families.vit.released import RELEASED, SPT_LSA
-from gmmvit_deploy.models.families.vit.spec import PRESETS, ViTSpec
+from gmmvit_deploy.models.families.vit.spec_and_source import PRESETS, RELEASED, ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ VIT = Family(
     name="vit",
     spec=ViTSpec,
     network=_network,
-    sources=(RELEASED, SPT_LSA),
+    sources=(RELEASED,),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
     small=_small,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gmmvit_deploy.models.families.family import SMALL, Family, LastBlock, Network, last_of_blocks, plain_blocks
-from gmmvit_deploy.models.families.vit_pytorch.files import SOURCES
-from gmmvit_deploy.models.families.vit_pytorch.spec import VitPytorchSpec
+from gmmvit_deploy.models.families.vit_pytorch.spec_and_source import SOURCES, VitPytorchSpec
 from gmmvit_deploy.models.specs import MaskSpec
 
 

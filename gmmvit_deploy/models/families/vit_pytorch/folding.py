@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.families.vit_pytorch.model import ReAttention
+from gmmvit_deploy.models.layers.attention import ReAttention
 from gmmvit_deploy.models.layers.proofs import change_modules, random_values
 from gmmvit_deploy.models.scores.heads import CentredHeadNorm, HeadMixing, HeadNorm
 from gmmvit_deploy.models.scores.scales import Scale
@@ -77,7 +77,7 @@ def merge_head_norm_into_values(model: nn.Module) -> tuple[str, ...]:
         values = qkv.weight.shape[0] // 3 * 2  # the first row of V
         rows = weight.repeat_interleave((qkv.weight.shape[0] - values) // attention.heads)
         qkv.weight[values:] = rows[:, None] * qkv.weight[values:].double()
-        attention.value_factor = (bias / weight).reshape(-1, 1, 1).to(norm.weight.dtype)
+        attention.value_factor = (bias / weight)[:, None].to(norm.weight.dtype)
         attention.scores.put(norm_name, norm.without_affine())
         return True
 

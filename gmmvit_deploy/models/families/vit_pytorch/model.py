@@ -33,9 +33,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.families.vit_pytorch.spec import EmbeddingKind, VitPytorchSpec
-from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of, projected
-from gmmvit_deploy.models.layers.blocks import Block, layer_norm
+from gmmvit_deploy.models.families.vit_pytorch.spec_and_source import EmbeddingKind, VitPytorchSpec
+from gmmvit_deploy.models.layers.attention import MaskedAttention, ReAttention
+from gmmvit_deploy.models.layers.blocks import PreNormBlock, layer_norm
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.patches import NormedPatchEmbedding, PatchEmbedding, flat_patches
 from gmmvit_deploy.models.layers.roles import with_role
@@ -50,34 +50,6 @@ _LONGEST_WAVE = 10000.0
 _SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0))
 """(rows, columns) by which the contents of each of the five images are moved down and to the right."""
 _VIEWS = len(_SHIFTS)
-
-
-class ReAttention(MaskedAttention):
-    """`MaskedAttention` with head mixing and a norm over the heads after softmax.
-
-    value_factor: None, or the factor f (H, 1, 1) after `folding.merge_head_norm_into_values`. The output of head h for
-    each token is then Σ_j A[h, i, j] · V[h, j] + f[h] · Σ_j V[h, j].
-    """
-
-    operator_roles: ClassVar[Mapping[str, Role]] = {
-        **MaskedAttention.operator_roles,
-        "sum": "pooling",
-        "mul": "scale",
-        "add": "bias",
-    }
-    value_factor: Tensor | None
-
-    def __init__(self, *, dim: int, heads: int, head_dim: int, scores: AttentionScores) -> None:
-        super().__init__(dim=dim, heads=heads, head_dim=head_dim, scores=scores)
-        self.register_buffer("value_factor", None)
-
-    def forward(self, x: Float[Tensor, "*batch n dim"]) -> Float[Tensor, "*batch n dim"]:
-        query, key, value = (heads_of(part, self.heads) for part in projected(self.qkv, x, 3))
-        mixed = self.scores.weights(query, key) @ value
-        if self.value_factor is not None:
-            mixed = mixed + self.value_factor * value.sum(dim=-2, keepdim=True)
-        out: Tensor = self.out(mixed.transpose(-3, -2).flatten(-2))
-        return out
 
 
 def _attention(spec: VitPytorchSpec) -> MaskedAttention:
@@ -166,7 +138,9 @@ class VitPytorch(Model):
             self.position_embedding = nn.Parameter(0.02 * torch.randn(1, spec.tokens, spec.dim))
         else:  # the sizes determine the sinusoids, so the state dict omits the buffer
             self.register_buffer("position_embedding", sinusoidal_positions(spec.grid, spec.dim), persistent=False)
-        self.blocks = nn.ModuleList(_block(spec) for _ in range(spec.depth))
+        self.blocks = nn.ModuleList(
+            PreNormBlock(dim=spec.dim, mlp_dim=spec.mlp_dim, attention=_attention(spec)) for _ in range(spec.depth)
+        )
         self.final_norm = layer_norm(spec.dim) if spec.final_norm else None
         self.head_norm = layer_norm(spec.dim) if spec.head_norm else None
         self.head = with_role(nn.Linear(spec.dim, spec.classes), "head")
@@ -190,10 +164,3 @@ class VitPytorch(Model):
         if self.head_norm is not None:
             pooled = self.head_norm(pooled)
         return self.head(pooled), pooled
-
-
-def _block(spec: VitPytorchSpec) -> Block:
-    attention = _attention(spec)
-    block = Block(dim=spec.dim, heads=spec.heads, head_dim=spec.head_dim, mlp_dim=spec.mlp_dim, scores=attention.scores)
-    block.attention = attention
-    return block

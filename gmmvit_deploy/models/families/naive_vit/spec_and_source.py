@@ -1,4 +1,4 @@
-"""Checkpoints of ``MyViT``, the model of a widely copied tutorial: the tensor names, and how to infer the spec.
+"""Spec of a naive ViT, and its checkpoint sources: files of ``MyViT``, the model of a widely copied tutorial.
 
 linear_mapper                             linear layer on patches flattened in the order (channel, row, column)
 class_token                               (1, D), where D is the width
@@ -16,18 +16,39 @@ The first version of MyViT has a single block at the root of the file (ln1, msa,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.naive_vit.spec import NaiveViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.shapes import Shapes, image_of_patches, infer_heads
 from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, batched, tensors_of_layers
-from gmmvit_deploy.models.specs import MaskSpec
+from gmmvit_deploy.models.specs import MaskSpec, PatchSpec, require
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NaiveViTSpec(PatchSpec):
+    """The tutorial's ViT: class token, fixed positions, and separate maps of Q, K and V for each head.
+
+    stored_positions: True if the checkpoint holds the positions, False if the positions are the sinusoids that follow
+    from the number of tokens and the width.
+    """
+
+    family: ClassVar[str] = "naive_vit"
+    stored_positions: bool = False
+
+    def __post_init__(self) -> None:
+        PatchSpec.__post_init__(self)
+        require(self.dim % self.heads == 0, f"the width {self.dim} is not a multiple of {self.heads} heads")
+        require(self.mask.kind == "plain", "a naive ViT has no mask on its attention scores")
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
 
 
 _MAPPER = "linear_mapper"

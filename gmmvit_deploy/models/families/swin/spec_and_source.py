@@ -1,4 +1,6 @@
-"""Swin checkpoints of the released codes (`sources.released`): the names of the tensors, and how to infer the spec.
+"""Spec of a Swin, presets that the released code of the masks names, and its checkpoint sources.
+
+The released codes (`sources.released`) write these tensors:
 
 patch_embed.{proj,norm}, absolute_pos_embed
 layers.{s}.blocks.{b}         norm1, attn.{qkv,proj}, attn.relative_position_{bias_table,index},
@@ -16,23 +18,102 @@ layers.{s}.blocks.{b}.attn.scale      with LSA: the temperature of each head
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.swin.spec import PRESETS, SwinSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import (
-    PLAIN_FILES,
     VIEWS,
     has_shifted,
     mask_names,
     released_source,
     shifted_names,
-    spt_lsa_source,
     temperature_heads,
 )
 from gmmvit_deploy.models.sources.shapes import Shapes, exact_root, infer_heads, infer_mask, mask_heads
 from gmmvit_deploy.models.sources.source import BLOCK_OF_TIMM, tensors_of_layers
+from gmmvit_deploy.models.specs import (
+    MaskSpec,
+    ModelSpec,
+    require,
+    require_counts,
+    require_no_mask_with,
+    require_stages,
+    require_tiling,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwinSpec(ModelSpec):
+    """Swin: attention within windows that shift in blocks with an odd index; each later stage halves the grid.
+
+    window: the number of tokens along a side of a window.
+    dim: the width of the first stage; the width doubles from stage to stage.
+    depths, heads, mlp_dims: the number of blocks, the number of heads and the mlp width of each stage.
+    spt, lsa: True for shifted patch tokenisation, and for locality self-attention, as in the formulas of the model.
+    """
+
+    family: ClassVar[str] = "swin"
+    flags: ClassVar[tuple[str, ...]] = ("spt", "lsa")
+    patch_size: int
+    dim: int
+    depths: tuple[int, ...]
+    heads: tuple[int, ...]
+    window: int
+    mlp_dims: tuple[int, ...]
+    spt: bool = False
+    lsa: bool = False
+
+    def __post_init__(self) -> None:
+        ModelSpec.__post_init__(self)
+        require_counts(self, "patch_size", "dim", "depths", "heads", "window", "mlp_dims")
+        require_tiling(self.image_size, self.patch_size)
+        require_stages(self.depths, self.heads, self.mlp_dims)
+        require(self.mask.kind != "elm", "a Swin supports no element-wise mask (ELM); expected plain or gmm")
+        require_no_mask_with(self, "spt", "lsa")
+        require(
+            not self.lsa or self.window > 1, "lsa: expected windows of at least 2×2 tokens: no token attends to itself"
+        )
+        for stage, heads in enumerate(self.heads):
+            grid, dim = self.grids[stage], self.dims[stage]
+            require(dim % heads == 0, f"stage {stage}: the width {dim} is not a multiple of {heads} heads")
+            require(
+                grid % self.window == 0 and grid >= self.window,
+                f"stage {stage}: windows of {self.window}×{self.window} tokens do not tile the {grid}×{grid} grid",
+            )
+
+    @property
+    def grids(self) -> tuple[int, ...]:
+        """The number of tokens along a side of the grid of each stage."""
+        return tuple((self.image_size // self.patch_size) >> stage for stage in range(len(self.depths)))
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return tuple(self.dim << stage for stage in range(len(self.depths)))
+
+    def shift(self, stage: int, block: int) -> int:
+        """Return by how many tokens a block with an odd index rolls the grid, if its stage has several windows."""
+        return self.window // 2 if block % 2 and self.grids[stage] > self.window else 0
+
+
+def _swin(classes: int, image_size: int, mask: MaskSpec) -> SwinSpec:
+    return SwinSpec(
+        image_size=image_size,
+        patch_size=4 if image_size == 64 else 2,
+        classes=classes,
+        dim=96,
+        depths=(2, 6, 4),
+        heads=(3, 6, 12),
+        window=4,
+        mlp_dims=(192, 384, 768),
+        mask=mask,
+    )
+
+
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], SwinSpec]] = {"swin": _swin}
+
 
 _SHIFTED = "patch_embed.merging"
 _TEMPERATURE = r"layers\.\d+\.blocks\.\d+\.attn\.scale$"
@@ -113,16 +194,9 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
 
 
 RELEASED = released_source(
-    signature=(r"patch_embed\.proj\.weight$", r"absolute_pos_embed$", _TABLES),
+    signature=(r"patch_embed\.(proj\.weight$|merging\.)", r"absolute_pos_embed$", _TABLES),
     absent=(r"head\.fc\.",),  # timm's name of the head; other names of timm's Swin are the same
     spec=infer_spec,
     names=released_names,
     known_unused=known_unused,
-    same_names=PLAIN_FILES,
-)
-SPT_LSA = spt_lsa_source(
-    signature=(r"patch_embed\.(proj\.weight$|merging\.)", r"absolute_pos_embed$", _TABLES),
-    either=(r"patch_embed\.merging\.", _TEMPERATURE),
-    spec=infer_spec,
-    names=released_names,
 )

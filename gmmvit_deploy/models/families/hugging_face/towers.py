@@ -1,8 +1,9 @@
-"""The image tower of a CLIP or SigLIP, and the classifier that it becomes when the texts of its classes are known.
+"""Networks around a model of transformers without a classifier: a backbone with a linear layer, and the image tower.
 
-    logits = W n(x) + b        x: the image embedding,  n(x) = x / |x|
+    backbone        logits = W features + b      features = image_embeds or pooler_output, or the class token
+    CLIP, SigLIP    logits = W n(x) + b          x: the image embedding,  n(x) = x / |x|
 
-`checkpoints._zero_shot` computes W and b from the texts. The networks have no text tower.
+`checkpoints._zero_shot` computes W and b of the second from the texts of the classes. The networks have no text tower.
 """
 
 from __future__ import annotations
@@ -14,8 +15,47 @@ from torch import Tensor, nn
 from transformers import AutoModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
 
+from gmmvit_deploy.errors import SpecError
+from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
+
 TENSORS = ("vision_model.", "visual_projection.")
 """What the names of the tensors of the image tower begin with."""
+
+
+def has_class_token(network: nn.Module) -> bool:
+    """Return True if a backbone of transformers has a class token, which is then the first of the tokens."""
+    return any(name.rpartition(".")[2] == "cls_token" for name, _ in network.named_parameters())
+
+
+def pooled(network: nn.Module, output: Any, spec: HuggingFaceSpec) -> Tensor:
+    """Return the features (B, D) in the output of a backbone.  Errors: SpecError when it computes none."""
+    if spec.pool == "cls":
+        token: Tensor = output.last_hidden_state[:, 0]
+        return token
+    named = (getattr(output, name, None) for name in ("image_embeds", "pooler_output"))
+    features: Tensor | None = next((tensor for tensor in named if tensor is not None), None)
+    if features is None:
+        raise SpecError(
+            f"transformers model {spec.description}: transformers computes no pooler_output",
+            hint="type --set pool=cls for the class token of last_hidden_state"
+            if has_class_token(network)
+            else "give the folder of a classifier: this backbone has no class token either",
+        )
+    return features
+
+
+class BackboneWithHead(nn.Module):
+    """A backbone with the linear layer of ``--head``."""
+
+    def __init__(self, backbone: nn.Module, spec: HuggingFaceSpec) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.classifier = nn.Linear(spec.head_features, spec.classes)
+        self._spec = spec
+
+    def forward(self, pixel_values: Tensor) -> ImageClassifierOutput:
+        features = pooled(self.backbone, self.backbone(pixel_values), self._spec)
+        return ImageClassifierOutput(logits=self.classifier(features))
 
 
 class ImageTower(nn.Module):

@@ -1,4 +1,6 @@
-"""ViT checkpoints of the released codes (`sources.released`): the names of the tensors, and how to infer the spec.
+"""Spec of a ViT, presets that the released code of the masks names, and its checkpoint sources.
+
+The released codes (`sources.released`) write these tensors:
 
 to_patch_embedding.1          linear layer on patches flattened in the order (row, column, channel)
 pos_embedding, cls_token      (1, N, D); the class token in plain models only
@@ -18,10 +20,13 @@ of a ViT with class token can also read the mean of all tokens, so a file withou
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import ClassVar
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.vit.spec import PRESETS, ViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import (
     OPTION,
@@ -31,11 +36,88 @@ from gmmvit_deploy.models.sources.released import (
     has_shifted,
     released_source,
     shifted_names,
-    spt_lsa_source,
     temperature_heads,
 )
 from gmmvit_deploy.models.sources.shapes import Shapes, asked_pool, infer_heads, infer_mask, known_pool
 from gmmvit_deploy.models.sources.source import tensors_of_layers
+from gmmvit_deploy.models.specs import MaskSpec, PatchSpec, require, require_counts, require_no_mask_with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViTSpec(PatchSpec):
+    """A vision transformer on square images cut into square patches.
+
+    class_token: True if a class token precedes the patches.
+    pools_all: True if the head reads the mean of all tokens, including the class token. False if the head reads the
+    class token, or the mean of the patches in a model without class token.
+    spt, lsa: True for shifted patch tokenisation, and for locality self-attention, as in the formulas of the model.
+    """
+
+    family: ClassVar[str] = "vit"
+    flags: ClassVar[tuple[str, ...]] = ("spt", "lsa", "pools_all")
+    head_dim: int
+    class_token: bool
+    spt: bool = False
+    lsa: bool = False
+    pools_all: bool = False
+
+    def __post_init__(self) -> None:
+        PatchSpec.__post_init__(self)
+        require_counts(self, "head_dim")
+        require_no_mask_with(self, "spt", "lsa")
+        require(
+            not (self.class_token and self.mask.kind != "plain"),
+            "a masked ViT has no class token, because the mask covers only the patch grid",
+        )
+        require(not self.lsa or self.tokens > 1, "lsa: expected at least 2 tokens, because no token attends to itself")
+        require(
+            self.class_token or not self.pools_all,
+            "pools_all is for a model with a class token; without class token, the head reads the mean of the patches",
+        )
+
+    @property
+    def pools_class_token(self) -> bool:
+        """True if the head reads the class token, False if the head reads the mean of all tokens."""
+        return self.class_token and not self.pools_all
+
+
+def _spec(
+    dim: int,
+    depth: int,
+    classes: int,
+    image_size: int,
+    mask: MaskSpec,
+    *,
+    heads: int = 12,
+    patch_sizes: Mapping[int, int] = MappingProxyType({}),
+) -> ViTSpec:
+    """Return a preset.  patch_sizes: side of the images → side of a patch; else 8 for images of 64 pixels, or 4."""
+    return ViTSpec(
+        image_size=image_size,
+        patch_size=patch_sizes.get(image_size, 8 if image_size == 64 else 4),
+        classes=classes,
+        dim=dim,
+        depth=depth,
+        heads=heads,
+        head_dim=dim // heads,
+        mlp_dim=2 * dim,
+        class_token=mask.kind == "plain",
+        mask=mask,
+    )
+
+
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], ViTSpec]] = {
+    "vit": partial(_spec, 192, 9),  # the paper's ViT d9
+    "vit-base": partial(_spec, 256, 8, heads=4, patch_sizes={32: 2}),
+    "vit-heat": partial(_spec, 192, 8, heads=6, patch_sizes={32: 2, 64: 4}),
+    "vit_d6": partial(_spec, 252, 6),
+    "vit_d15": partial(_spec, 144, 15),
+    "vit_d30": partial(_spec, 72, 30),
+    "vit_d30*": partial(_spec, 108, 30),  # d30* in Table 3 of the paper
+    "vit_d30**": partial(_spec, 192, 30),  # d30** in Table 4 of the paper
+    "vit_d60": partial(_spec, 72, 60),
+}
+
 
 _LAYERS = "transformer.layers"
 _FIRST = f"{_LAYERS}.0.0.fn"
@@ -128,18 +210,13 @@ def _pools_all(shapes: Shapes, hints: LoadHints, *, class_token: bool, spt_lsa: 
 
 
 RELEASED = released_source(
-    signature=(r"to_patch_embedding\.1\.weight$", r"transformer\.layers\."),
-    spec=infer_spec,
-    names=released_names,
-    shown_heads=shown_heads,
-    own_hints=("pool",),
-    same_names=PLAIN_FILES | {"vit-pytorch": PLAIN_FILES[OPTION]},
-)
-SPT_LSA = spt_lsa_source(
     signature=(r"to_patch_embedding\.(1\.weight$|merging\.)", r"transformer\.layers\."),
-    either=(r"to_patch_embedding\.merging\.", _TEMPERATURE),
     spec=infer_spec,
     names=released_names,
     shown_heads=shown_heads,
     own_hints=("pool",),
+    same_names={
+        **PLAIN_FILES,
+        "vit-pytorch": (*PLAIN_FILES[OPTION], r"to_patch_embedding\.merging\.", _TEMPERATURE),
+    },
 )

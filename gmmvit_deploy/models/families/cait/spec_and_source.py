@@ -1,4 +1,4 @@
-"""CaiT checkpoints: the names of the tensors in the files of three codes, and how to infer the spec.
+"""Spec of a CaiT, presets that the released code of the masks names, and its checkpoint sources: files of three codes.
 
 The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".  Its authors' code writes
 
@@ -27,12 +27,11 @@ PreNorm file without it the user types ``--set source``. The patch embedding of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-from gmmvit_deploy.models.families.cait.spec import PRESETS, CaiTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import (
     VIEWS,
@@ -40,12 +39,63 @@ from gmmvit_deploy.models.sources.released import (
     mask_names,
     released_source,
     shifted_names,
-    spt_lsa_source,
     temperature_heads,
 )
 from gmmvit_deploy.models.sources.shapes import Shapes, image_of_patches, infer_heads, infer_mask
 from gmmvit_deploy.models.sources.source import CheckpointSource, tensors_of_layers
-from gmmvit_deploy.models.specs import MaskSpec
+from gmmvit_deploy.models.specs import MaskSpec, PatchSpec, require_counts, require_no_mask_with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaiTSpec(PatchSpec):
+    """CaiT: patch blocks with optional masks and head mixing, then class blocks with head mixing.
+
+    depth, class_depth: the number of patch blocks and of class blocks.
+    spt, lsa: True for shifted patch tokenisation, and for locality self-attention, as in the formulas of the model.
+    normed_patches: True if norms surround the linear layer of the patch embedding, as in vit-pytorch.
+    attends_to_itself: True if the class token attends to its normed self and to the patches, as in vit-pytorch.
+    """
+
+    family: ClassVar[str] = "cait"
+    flags: ClassVar[tuple[str, ...]] = ("spt", "lsa", "normed_patches", "attends_to_itself")
+    class_depth: int
+    head_dim: int
+    spt: bool = False
+    lsa: bool = False
+    normed_patches: bool = False
+    attends_to_itself: bool = False
+
+    def __post_init__(self) -> None:
+        PatchSpec.__post_init__(self)
+        require_counts(self, "class_depth", "head_dim")
+        require_no_mask_with(self, "spt", "lsa")
+
+    @property
+    def tokens(self) -> int:
+        """N: the number of tokens of the patch blocks, without the class token."""
+        return self.grid**2
+
+
+def _spec(dim: int, classes: int, image_size: int, mask: MaskSpec) -> CaiTSpec:
+    return CaiTSpec(
+        image_size=image_size,
+        patch_size=8 if image_size == 64 else 4,
+        classes=classes,
+        dim=dim,
+        depth=24,
+        class_depth=2,
+        heads=4,
+        head_dim=64,
+        mlp_dim=384,
+        mask=mask,
+    )
+
+
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], CaiTSpec]] = {
+    "cait": partial(_spec, 192),
+    "cait-tiny": partial(_spec, 108),
+}
+
 
 _PATCH, _CLASS = "patch_transformer.layers", "cls_transformer.layers"
 _LINEAR, _SHIFTED = "to_patch_embedding.1", "to_patch_embedding.0.merging"
@@ -169,12 +219,6 @@ _PRENORM_NAMES = (_LAYERS, rf"{_LAYERS}\.0\.0\.fn\.fn\.")
 _OF_OTHER_CODES = (r"mask$", rf"{_LAYERS}\.\d+\.0\.fn\.fn\.(mask\.|scale$)", r"to_patch_embedding\.0\.")
 
 RELEASED = released_source(signature=(_LAYERS,), spec=infer_spec, names=released_names)
-SPT_LSA = spt_lsa_source(
-    signature=(_LAYERS,),
-    either=(r"to_patch_embedding\.0\.merging\.", _TEMPERATURE),
-    spec=infer_spec,
-    names=released_names,
-)
 SPT_LSA_PLAIN = CheckpointSource(
     name="the CaiT of SPT_LSA",
     signature=_PRENORM_NAMES,
