@@ -26,8 +26,7 @@ def chosen_bundle(
     versions: dict[str, str] | None = None,
 ) -> Bundle:
     """Copy a bundle, with runners that passed on this machine, best first.  Other arguments change what is recorded."""
-    shutil.copytree(bundle.path, path)
-    copied = open_bundle(path)
+    copied = open_bundle(shutil.copytree(bundle.path, path))
     candidates = [
         Candidate(
             runner=runner,

@@ -6,7 +6,6 @@ import fcntl
 import functools
 import gc
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -70,15 +69,10 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.register_profile("repeatable", derandomize=True, database=None)
     settings.load_profile("repeatable")
-    os.environ.setdefault("GMMVIT_RANDOM_SEED", str(secrets.randbelow(2**32)))  # the workers inherit it
     # Imports of torch and onnx leave millions of permanent objects, and tracing a model makes millions more for
     # seconds: the collector takes a quarter of an export's time to look through all of them again and again.
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
-
-
-def pytest_report_header() -> str:
-    return f"seed of tests/runtimes/test_random_cases.py: GMMVIT_RANDOM_SEED={os.environ['GMMVIT_RANDOM_SEED']}"
 
 
 def pytest_unconfigure() -> None:

@@ -1,26 +1,15 @@
-"""Graphs of small timm models, exported as `onnx_from_model` exports a model, for tests of graphs and kernels.
-
-The fused attention call of timm is answered by a matrix product, a scale, an addition if the call has ``attn_mask``, a
-softmax and a matrix product. The nodes declare no roles.
-"""
+"""Small timm models and their graphs, for tests of graphs and kernels."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
-import logging
-import warnings
-from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import onnx_ir as ir
 import torch
-from onnx_ir.passes.common import NameFixPass
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from gmmvit_deploy.exporting._declared_roles import name_nodes
+from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.models.families.timm.model import TimmModel
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.specs import MaskSpec
@@ -63,53 +52,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 """Name of a test model → (timm's name of the architecture, arguments that make the model small)."""
 
 
-class _Answered(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is not nn.functional.scaled_dot_product_attention:
-            return func(*args, **kwargs)
-        return _attention(*args, **kwargs)
-
-
-def _attention(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False
-) -> Tensor:
-    assert not is_causal
-    scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
-    if attn_mask is not None:
-        scores = scores + attn_mask
-    return scores.softmax(dim=-1) @ v
-
-
-class _Exported(nn.Module):
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tensor) -> Tensor:
-        with _Answered():
-            logits: Tensor = self.network(images)
-        return logits
-
-
-@functools.cache
-def model_of(name: str) -> tuple[nn.Module, tuple[int, int, int]]:
-    """Return the test model with weights of a fixed seed, and the shape of an image."""
-    import timm
-
-    architecture, arguments = ARCHITECTURES[name]
-    torch.manual_seed(0)
-    model = timm.create_model(architecture, pretrained=False, num_classes=10, **arguments).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # zeros and ones of a new model would hide a wrong rewrite
-            parameter.add_(0.02 * torch.randn_like(parameter))
-        for module in model.modules():
-            if hasattr(module, "fused_attn"):
-                module.fused_attn = True
-    size = arguments.get("img_size", 64)
-    return model, (3, size, size)
-
-
 @functools.cache
 def timm_model(name: str) -> TimmModel:
     """Return the test model as a `TimmModel`, whose attentions are answered, with weights of a fixed seed."""
@@ -129,34 +71,19 @@ def timm_model(name: str) -> TimmModel:
     return model
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        yield
+def _nothing(*_: object, **__: object) -> None:
+    """Stand for a step of the export that the tests take themselves."""
 
 
 @functools.cache
 def _exported(name: str) -> ir.Model:
-    model, shape = model_of(name)
-    with _quiet():
-        program = torch.onnx.export(
-            _Exported(model),
-            (torch.zeros(2, *shape),),
-            dynamo=True,
-            opset_version=20,
-            input_names=["tensor"],
-            output_names=["logits"],
-            dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},),
-            verbose=False,
-        )
-    assert program is not None
-    NameFixPass()(program.model)
-    name_nodes(program.model)
-    return program.model
+    steps = dict.fromkeys(("fold_constants", "declare_roles", "split_stacked_projections"), _nothing)
+    with patch.multiple("gmmvit_deploy.exporting.onnx_from_model", **steps):
+        return onnx_from_model(timm_model(name), preprocessing=None, max_batch=64)
 
 
 def exported(name: str) -> ir.Model:
-    """Return a copy of the graph of a test model."""
+    """Return a copy of the graph of a test model, before constants are folded and stacked projections split, without
+    declared roles.
+    """
     return _exported(name).clone()

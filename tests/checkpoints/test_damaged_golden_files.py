@@ -7,6 +7,7 @@ of the families have damages that only their files can have.
 from __future__ import annotations
 
 import functools
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +121,16 @@ def test_a_tensor_with_nan(name: str, tmp_path: Path) -> None:
         message = refusal(name, damaged(name, tmp_path, change))
         assert f"{shown(key)}: 1 of " in message
         assert "NaN" in message
+
+
+@pytest.mark.first(3)
+@each_source
+def test_a_block_with_a_huge_number(name: str, tmp_path: Path) -> None:
+    def change(state: State) -> None:
+        key = next(key for key in state if re.search(r"(blocks|layers)\.\d+\.", key))
+        state[re.sub(r"\.\d+\.", ".1000000000.", key, count=1)] = state[key]
+
+    assert ".1000000000." in refusal(name, damaged(name, tmp_path, change))
 
 
 @each_source

@@ -22,9 +22,14 @@ import torch
 from gmmvit_deploy.checkpoints import _pickled as pickled
 from gmmvit_deploy.checkpoints import _torch_file as torch_file
 from gmmvit_deploy.checkpoints._pickled import BUILDERS
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.errors import CheckpointError
+from tests.hostile.case import Case
+from tests.hostile.checkpoints import CANARY, CHECKPOINTS
 
+HEAVY = ("500 MB", "6 million", "20,000", "a pipe", "without end", "terabyte")
+"""Words in the names of files that take seconds, gigabytes or a limit on time; benchmarks/hostile.py runs them too."""
 WEIGHTS = {"a": torch.zeros(2)}
 OLD = pytest.mark.parametrize("old", [False, True], ids=["zip", "before torch 1.6"])
 
@@ -57,6 +62,22 @@ def zipped(tmp_path: Path, data: bytes, **storages: bytes) -> Path:
         for key, content in storages.items():
             archive.writestr(f"x/data/{key.removeprefix('_')}", content)
     return path
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CHECKPOINTS if not any(word in case.name for word in HEAVY)], ids=lambda case: case.name
+)
+def test_a_hostile_checkpoint_is_refused(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    path = case.make(tmp_path / "folder")
+    if case.may_be_answered:
+        load_checkpoint(path)
+    else:
+        with pytest.raises(CheckpointError) as caught:
+            load_checkpoint(path)
+        assert str(path) in str(caught.value)
+    assert not Path(CANARY).exists()
 
 
 VALUES: dict[str, tuple[Any, str]] = {
@@ -163,29 +184,7 @@ def test_names_of_python_are_only_names_in_a_namespace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.",
-        b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",
-        b"\x80\x02cbuiltins\nexec\n.",
-        b"\x80\x02c__builtin__\neval\n.",
-        b"\x80\x02ctorch.nn\nModule\n)\x81.",
-        b"\x80\x02ccollections\nOrderedDict.__init__.__globals__\n.",
-        b"\x80\x02ctorch\nload\n.",
-        b"\x80\x02ctorch\nfloat32.__class__\n.",
-    ],
-    ids=["global", "stack global", "exec", "python 2", "new object", "attribute", "torch.load", "attribute of a type"],
-)
-def test_names_outside_the_tables(data: bytes, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no code of the file was run"):
-        read_tensors(zipped(tmp_path, data))
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
         b"",
-        b".",
-        b"\x80\x02",
-        b"\x80\x02}",
         b"\x80\x02\x85.",
         b"\x80\x02\x87.",
         b"\x80\x02t.",
@@ -196,7 +195,6 @@ def test_names_outside_the_tables(data: bytes, tmp_path: Path) -> None:
         b"\x80\x02]}b.",
         b"\x80\x02Q.",
         b"\x80\x02K\x01Q.",
-        b"\x80\x02h\x05.",
         b"\x80\x02q\x05.",
         b"\x80\x02}K\x01a.",
         b"\x80\x02]K\x01K\x02s.",
@@ -205,15 +203,12 @@ def test_names_outside_the_tables(data: bytes, tmp_path: Path) -> None:
         b"\x80\x02cargparse\nNamespace\n)\x81]b.",
         b"\x80\x02cargparse\nNamespace\nK\x01\x85\x81.",
         b"\x80\x02X\xff\xff\xff\x7fabc.",
-        b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7fabc.",
         b"\x80\x05\x96\xff\xff\xff\xff\x00\x00\x00\x00abc.",
         b"\x80\x02r\xff\xff\xff\xff.",
-        b"\x80\x02(ios\nsystem\n.",
         b"\x80\x02cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R.",
         b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x06\x00\x00\x00base64\x86R.",
         b"\x80\x02" + b")\x85" + b"\x85" * 200_000 + b"}h\x00.",
         b"\x80\x02})" + b"\x85" * 200_000 + b"K\x01s.",
-        b"\x80\x02" + b"(" * 100_000 + b".",
         b"\x80\x02cargparse\nNamespace\n" + b"\x85" * 200_000 + b".",
     ],
     ids=lambda data: data[:24].hex(),
@@ -276,15 +271,6 @@ def test_tensors_that_reach_outside_their_storage(numbers: dict[str, Any], tmp_p
     data = tensor_pickle(**{"numel": 4, "shape": (2, 2), "stride": (2, 1), **numbers})
     with pytest.raises(CheckpointError, match=r"truncated or damaged|to be a dense tensor"):
         read_tensors(zipped(tmp_path, data, **stored))
-
-
-def test_compressed_archive(tmp_path: Path) -> None:
-    """A small compressed file can unfold into gigabytes; torch.save compresses nothing."""
-    path = tmp_path / "file.pth"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("x/data.pkl", pickle.dumps({}, protocol=2) + bytes(1 << 20))
-    with pytest.raises(CheckpointError, match="truncated or damaged"):
-        read_tensors(path)
 
 
 @pytest.mark.parametrize(

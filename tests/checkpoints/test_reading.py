@@ -5,7 +5,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from huggingface_hub import save_torch_state_dict
@@ -54,33 +53,7 @@ def test_bundle_in_place_of_a_checkpoint(bundle: Bundle) -> None:
     assert str(bundle.path / "weights.safetensors") in caught.value.hint
 
 
-def test_truncated_safetensors(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file({"a": torch.zeros(1000)}, tmp_path / "whole.safetensors")
-    cut = tmp_path / "cut.safetensors"
-    cut.write_bytes((tmp_path / "whole.safetensors").read_bytes()[:1500])
-    with pytest.raises(CheckpointError, match="damaged safetensors"):
-        read_tensors(cut)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"hello", b"\x89PNG\r\n\x1a\n" + b"x" * 100, np.random.default_rng(0).bytes(5000), b"PK\x03\x04" + b"x" * 50],
-    ids=["empty", "text", "png", "noise", "zip head"],
-)
-def test_not_a_checkpoint(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "file.pth"
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"file\.pth"):
-        read_tensors(path)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [[torch.zeros(2)], {}, {"a": 1}, {1: torch.zeros(2)}, torch.zeros(3), {"a": torch.zeros(2).to_sparse()}],
-    ids=["list", "empty", "numbers", "number keys", "a tensor", "sparse"],
-)
+@pytest.mark.parametrize("content", [{"a": 1}, torch.zeros(3)], ids=["numbers", "a tensor"])
 def test_not_a_state_dict(tmp_path: Path, content: Any) -> None:
     torch.save(content, tmp_path / "file.pth")
     with pytest.raises(CheckpointError, match=r"file\.pth"):

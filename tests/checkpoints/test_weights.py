@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
-from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.loading import load_checkpoint, released_state_dict
 from gmmvit_deploy.checkpoints.reading import MODEL_METADATA_KEY
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import BundleError, CheckpointError, InputError
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
-from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
 from tests.conftest import golden
 from tests.models.folding.test_passes import small
+from tests.parity.faults import with_file
 
 SPEC = small(MaskSpec(kind="gmm", kernels=2)).spec
 
@@ -56,13 +55,7 @@ def test_a_spec_that_is_broken(metadata: str, tmp_path: Path) -> None:
 
 
 def with_weights(bundle: Bundle, out: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> Bundle:
-    """Return the bundle with another weights file and its hash."""
-    shutil.copytree(bundle.path, out)
-    save_file(tensors, out / "weights.safetensors", metadata=metadata)
-    manifest = json.loads((out / "manifest.json").read_text())
-    manifest["files"]["weights.safetensors"] = sha256_of_file(out / "weights.safetensors")
-    (out / "manifest.json").write_text(json.dumps(manifest))
-    return open_bundle(out)
+    return with_file(bundle, out, "weights.safetensors", save(tensors, metadata=metadata))
 
 
 def test_tensors_that_do_not_fit_the_spec_are_listed(bundle: Bundle, tmp_path: Path) -> None:

@@ -35,8 +35,7 @@ GPU, CPU, RECORD = "graphs/int8.onnx", "graphs/int8-static.onnx", "graphs/int8-s
 
 @pytest.fixture
 def copied(precise_bundle: Bundle, tmp_path: Path) -> Bundle:
-    shutil.copytree(precise_bundle.path, tmp_path / "bundle")
-    return open_bundle(tmp_path / "bundle")
+    return open_bundle(shutil.copytree(precise_bundle.path, tmp_path / "bundle"))
 
 
 def float_types(graph: onnx.GraphProto) -> set[int]:

@@ -37,9 +37,7 @@ TO_TYPE = "--precision int8 --calibration IMAGES"
 
 @pytest.fixture(scope="module")
 def dynamic(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    path = tmp_path_factory.mktemp("dynamic") / "bundle"
-    shutil.copytree(bundle.path, path)
-    copied = open_bundle(path)
+    copied = open_bundle(shutil.copytree(bundle.path, tmp_path_factory.mktemp("dynamic") / "bundle"))
     variant_from_bundle(copied, "int8")
     return copied
 

@@ -25,8 +25,7 @@ LARGEST = {"fp16": 1e-3, "bf16": 1e-2, "int8": 6e-2, "fp8": 1e-1}
 
 @pytest.fixture
 def copied(bundle: Bundle, tmp_path: Path) -> Bundle:
-    shutil.copytree(bundle.path, tmp_path / "bundle")
-    return open_bundle(tmp_path / "bundle")
+    return open_bundle(shutil.copytree(bundle.path, tmp_path / "bundle"))
 
 
 @pytest.mark.parametrize("precision", list(LARGEST))
@@ -104,8 +103,7 @@ def test_fp32_is_the_bundle_itself(copied: Bundle) -> None:
     ],
 )
 def test_a_precision_that_is_not_whole(damage: object, message: str, precise_bundle: Bundle, tmp_path: Path) -> None:
-    shutil.copytree(precise_bundle.path, tmp_path / "b")
-    broken = open_bundle(tmp_path / "b")
+    broken = open_bundle(shutil.copytree(precise_bundle.path, tmp_path / "b"))
     damage(broken)
     with pytest.raises(BundleError, match=message) as caught:
         open_variant(broken, "fp16")

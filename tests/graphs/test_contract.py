@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from pathlib import Path
 
@@ -15,19 +13,9 @@ from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import BundleError
 from tests.hostile.bundles import GOLDEN
 from tests.hostile.graphs import GRAPHS
+from tests.parity.faults import with_file
 
 pytestmark = pytest.mark.integration
-
-
-def signed(bundle: Bundle, folder: Path, name: str, content: bytes) -> Bundle:
-    """Replace a file of a bundle, and its hash in the manifest."""
-    path = folder / "bundle"
-    shutil.copytree(bundle.path, path)
-    (path / name).write_bytes(content)
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"][name] = hashlib.sha256(content).hexdigest()
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    return open_bundle(path)
 
 
 BROKEN = {
@@ -56,7 +44,7 @@ def test_broken_graphs(name: str, bundle: Bundle, tmp_path: Path) -> None:
     changed = GRAPHS[name](model)
     content = changed if isinstance(changed, bytes) else model.SerializeToString()
     with pytest.raises(BundleError, match=r"model\.onnx: ") as caught:
-        open_variant(signed(bundle, tmp_path, "model.onnx", content), "fp32")
+        open_variant(with_file(bundle, tmp_path / "bundle", "model.onnx", content), "fp32")
     assert BROKEN[name] in str(caught.value)
 
 
@@ -68,7 +56,7 @@ def test_broken_golden_files(name: str, bundle: Bundle, tmp_path: Path) -> None:
     GOLDEN[name](tmp_path / "copy")
     content = (tmp_path / "copy" / "golden.npz").read_bytes()
     with pytest.raises(BundleError, match="expected the reference inputs of a bundle"):
-        signed(bundle, tmp_path, "golden.npz", content)
+        with_file(bundle, tmp_path / "bundle", "golden.npz", content)
 
 
 def test_a_compressed_golden_file(bundle: Bundle, tmp_path: Path) -> None:
@@ -77,7 +65,7 @@ def test_a_compressed_golden_file(bundle: Bundle, tmp_path: Path) -> None:
     with np.load(bundle.path / "golden.npz") as file:
         np.savez_compressed(tmp_path / "golden.npz", **file)
     with pytest.raises(BundleError, match="expected arrays without compression"):
-        signed(bundle, tmp_path, "golden.npz", (tmp_path / "golden.npz").read_bytes())
+        with_file(bundle, tmp_path / "bundle", "golden.npz", (tmp_path / "golden.npz").read_bytes())
 
 
 def test_a_manifest_nested_too_deep(bundle: Bundle, tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
 """Models of transformers on their whole way to the answer for a PNG file, all on a single server.
 
 digits: a ViT that a user fine-tuned on digits in a loop of their own.  dinov2: a DINOv2 backbone without a classifier.
-tags: a multi-label ViT with logits and features.  clip: a CLIP whose classes are texts.  probe: DINOv2 with a linear
-layer of scikit-learn.  Expected are transformers' own results: its image processor with Pillow, and the model that
-``from_pretrained`` builds from the folder; and those of scikit-learn.
+tags: a multi-label ViT with logits and features.  clip: a CLIP whose classes are texts.  Expected are transformers' own
+results: its image processor with Pillow, and the model that ``from_pretrained`` builds from the folder.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from PIL import Image
 pytest.importorskip("transformers")
 import transformers
 from sklearn.datasets import load_digits
-from sklearn.linear_model import LogisticRegression
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 from transformers.image_utils import load_image
 
@@ -141,37 +139,11 @@ def clip(trained: Trained) -> Bundle:
     return open_bundle(root / "clip_bundle")
 
 
-@dataclass(frozen=True)
-class Probe:
-    bundle: Bundle
-    classifier: LogisticRegression
-
-
-@pytest.fixture(scope="module")
-def probe(trained: Trained, backbone: Bundle, clip: Bundle) -> Probe:
-    """A logistic regression on the frozen features of DINOv2."""
-    root = trained.folder.parent
-    frozen = own(root / "dinov2", trained).pooler_output.numpy()
-    classifier = LogisticRegression(max_iter=1000).fit(frozen, np.arange(len(frozen)) % len(WORDS))
-    np.savez(root / "probe.npz", coef_=classifier.coef_, intercept_=classifier.intercept_)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        words = ("--head", "probe.npz", "--labels", "labels.txt")
-        answer = gmmvit_here("export", "dinov2", "-o", "probe_bundle", *words)
-    assert answer.status == 0, answer.err
-    return Probe(open_bundle(root / "probe_bundle"), classifier)
-
-
 @pytest.fixture(scope="module")
 def served(
-    exported: Bundle,
-    tags: Bundle,
-    backbone: Bundle,
-    clip: Bundle,
-    probe: Probe,
-    tmp_path_factory: pytest.TempPathFactory,
+    exported: Bundle, tags: Bundle, backbone: Bundle, clip: Bundle, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TritonServer]:
-    bundles = {"digits": exported, "tags": tags, "dinov2": backbone, "clip": clip, "probe": probe.bundle}
+    bundles = {"digits": exported, "tags": tags, "dinov2": backbone, "clip": clip}
     with one_server(bundles, tmp_path_factory.mktemp("served")) as running:
         yield running
 
@@ -245,17 +217,6 @@ def test_features_of_a_dinov2_backbone_are_within_parity_s_limits(
         (report,) = check_parity(backbone, [runner]).runners
     verdicts = {check.name: check.verdict for check in report.checks}
     assert (verdicts["numeric"], verdicts["preprocessing"]) == ("passed", "passed")
-
-
-def test_a_linear_head_gives_the_probabilities_of_scikit_learn(
-    trained: Trained, probe: Probe, served: TritonServer
-) -> None:
-    expected = probe.classifier.predict_proba(own(trained.folder.parent / "dinov2", trained).pooler_output.numpy())
-    with TritonClassifier(served.http_url, model="probe") as classifier:
-        answers = classify_files(classifier, trained.files[: len(expected)], top=len(WORDS))
-    for row, answer in zip(expected, answers, strict=True):
-        given = {guess.label: guess.probability for guess in answer.predictions}
-        np.testing.assert_allclose([given[word] for word in WORDS], row, rtol=0, atol=ATOL)
 
 
 @torch.no_grad()

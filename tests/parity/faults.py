@@ -18,7 +18,7 @@ from torch import nn
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
-from gmmvit_deploy.files.writing import sha256_of_file
+from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.folding.fold import fold
@@ -56,12 +56,15 @@ def rebuilt(bundle: Bundle, out: Path, change: ModelChange, *, preprocessing: Im
     return with_graph(bundle, out, ir.to_proto(graph))
 
 
-def with_graph(bundle: Bundle, out: Path, proto: onnx.ModelProto) -> Bundle:
-    """Return the bundle with another ``model.onnx`` and its hash."""
+def with_file(bundle: Bundle, out: Path, name: str, content: bytes) -> Bundle:
+    """Return a copy of the bundle with another content of a file, and its hash in the manifest."""
     shutil.copytree(bundle.path, out)
-    onnx.save(proto, out / "model.onnx")
-    digest = sha256_of_file(out / "model.onnx")
-    return with_manifest(out, lambda data: data["files"].update({"model.onnx": digest}))
+    (out / name).write_bytes(content)
+    return with_manifest(out, lambda data: data["files"].update({name: sha256_of_bytes(content)}))
+
+
+def with_graph(bundle: Bundle, out: Path, proto: onnx.ModelProto) -> Bundle:
+    return with_file(bundle, out, "model.onnx", proto.SerializeToString())
 
 
 def with_manifest(path: Path, change: Callable[[dict[str, Any]], object]) -> Bundle:
@@ -73,10 +76,11 @@ def with_manifest(path: Path, change: Callable[[dict[str, Any]], object]) -> Bun
 
 
 def with_labels(bundle: Bundle, out: Path, labels: list[str]) -> Bundle:
+    content = "".join(f"{label}\n" for label in labels).encode()
     shutil.copytree(bundle.path, out)
-    (out / "labels.txt").write_text("".join(f"{label}\n" for label in labels))
-    digest = sha256_of_file(out / "labels.txt")
-    return with_manifest(out, lambda data: data.update(labels=labels, files={**data["files"], "labels.txt": digest}))
+    (out / "labels.txt").write_bytes(content)
+    files = {"labels.txt": sha256_of_bytes(content)}
+    return with_manifest(out, lambda data: data.update(labels=labels, files={**data["files"], **files}))
 
 
 def each_matrix(change: Callable[[torch.Tensor], torch.Tensor]) -> ModelChange:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -218,12 +217,9 @@ def test_labels_permuted(bundle: Bundle, tmp_path: Path) -> None:
 
 
 def test_labels_file_that_is_not_the_manifests(bundle: Bundle, tmp_path: Path) -> None:
-    out = tmp_path / "bundle"
-    shutil.copytree(bundle.path, out)
-    (out / "labels.txt").write_text("\n".join(reversed(bundle.manifest.labels)) + "\n")
-    digest = faults.sha256_of_file(out / "labels.txt")
+    reversed_labels = "".join(f"{label}\n" for label in reversed(bundle.manifest.labels))
     with pytest.raises(BundleError, match=r"expected the manifest's labels in labels.txt"):
-        faults.with_manifest(out, lambda data: data["files"].update({"labels.txt": digest}))
+        faults.with_file(bundle, tmp_path / "bundle", "labels.txt", reversed_labels.encode())
 
 
 RUNNERS = {

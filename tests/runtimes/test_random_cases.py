@@ -1,9 +1,8 @@
 """Kernels of random shapes and random networks compute what float64 computes; each run draws other cases.
 
-    GMMVIT_RANDOM_MINUTES   how long to draw, and to reduce a fault: 10 minutes by default
-    GMMVIT_RANDOM_SEED      the seed of an earlier run, which the first lines of its output state (tests/conftest.py)
+    GMMVIT_RANDOM_MINUTES   how long to draw: 10 minutes by default
 
-The error of a fault is the command that repeats the reduced fault.
+Hypothesis reduces a fault, and prints its case: ``check_kernel(**case)`` or ``check_network(**case)`` repeats it.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
 
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
@@ -44,65 +44,25 @@ from tests.models.families.small_models import SMALL, distinct_model, random_ima
 from tests.runtimes.kernels.test_instruction_sets import LACKS, compiled_program, cplusplus
 
 MINUTES = float(os.environ.get("GMMVIT_RANDOM_MINUTES") or 10)
-SEED = int(os.environ.get("GMMVIT_RANDOM_SEED", 0))  # 0 without pytest, where a command repeats one case
 IMAGES = 17
 SETS = (("avx2", "1"), ("avx512", "1"), ("avx512-bf16", "1"), ("avx512-bf16", "2"), ("neon", "1"), ("neon-bf16", "2"))
 """(instruction set, arithmetic of attention as masked_attention.h numbers it)."""
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(60 * MINUTES + 300)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(60 * MINUTES + 600)]  # hypothesis reduces for up to 300 s
 Case = dict[str, Any]
 
 
-def search(draw: Callable[[Random], Case], check: Callable[..., None], seconds: float) -> None:
-    """Draw and check cases until the time is over.
+def search(cases: st.SearchStrategy[Case], check: Callable[..., None], seconds: float) -> None:
+    """Draw and check cases until the time is over."""
 
-    Errors: AssertionError, with the command that repeats the first fault, reduced.
-    """
-    end, random, count = time.monotonic() + seconds, Random(SEED), 0  # noqa: S311 - no secret
-    while time.monotonic() < end:
-        case, count = draw(random), count + 1
-        if fault := fault_of(check, case):
-            case, fault = reduced(check, case, fault, end)
-            words = ", ".join(f"{name}={value!r}" for name, value in case.items())
-            command = f'.venv/bin/python -c "from {__name__} import *; {check.__name__}({words})"'
-            pytest.fail(f"GMMVIT_RANDOM_SEED={SEED} drew a fault as case {count}: {fault}\n{command}")
-    print(f"{count} random cases of GMMVIT_RANDOM_SEED={SEED} are right")
-    assert count
-
-
-def fault_of(check: Callable[..., None], case: Case) -> str:
-    """Return the error of a case, or "" if it is right or no such case exists."""
-    try:
+    @settings(derandomize=False, deadline=None, max_examples=5, suppress_health_check=list(HealthCheck))
+    @given(cases)
+    def check_some(case: Case) -> None:
         check(**case)
-    except SpecError:
-        return ""
-    except Exception as exc:
-        return f"{type(exc).__name__}: {exc}"
-    return ""
 
-
-def reduced(check: Callable[..., None], case: Case, fault: str, end: float) -> tuple[Case, str]:
-    """Return the case with each number as small as keeps a fault, or as far as the time allows, and its fault."""
-    smaller = True
-    while smaller:
-        smaller = False
-        for other in simpler(case):
-            if time.monotonic() < end and (also := fault_of(check, other)):
-                case, fault, smaller = other, also, True
-                break
-    return case, fault
-
-
-def simpler(case: Case) -> Iterator[Case]:
-    """Yield the case with one number smaller: 0, 1, a half, or 1 less."""
-    for name, value in case.items():
-        numbers = value if isinstance(value, tuple) else (value,)
-        for place, number in enumerate(numbers):
-            if isinstance(number, int):
-                for smaller in sorted({0, 1, number // 2, number - 1}):
-                    if 0 <= smaller < number:
-                        other = (*numbers[:place], type(number)(smaller), *numbers[place + 1 :])
-                        yield {**case, name: other if isinstance(value, tuple) else other[0]}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        check_some()
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
@@ -123,7 +83,7 @@ def run_kernel(instruction_set: str, arithmetic: str, kind: str, *numbers: float
 def check_kernel(kind: str, instruction_set: str, arithmetic: str, **sizes: int) -> None:
     """Compare a kernel with its formula in float64, within the limits of against_formula.c.
 
-    sizes: as `random_kernel` draws them; those that are not possible together are not computed.
+    sizes: as `kernels` draws them; those that are not possible together are not computed.
     """
     if kind != "attention":
         sizes = {name: size if name == "adds" else max(size, 1) for name, size in sizes.items()}
@@ -141,17 +101,18 @@ def check_kernel(kind: str, instruction_set: str, arithmetic: str, **sizes: int)
     assert status == 0, f"status {status}: {text}"
 
 
-def random_kernel(random: Random) -> Case:
-    instruction_set, arithmetic = random.choice(sets())
+@st.composite
+def kernels(draw: st.DrawFn) -> Case:
+    instruction_set, arithmetic = draw(st.sampled_from(sets()))
     case: Case = {"instruction_set": instruction_set, "arithmetic": arithmetic}
-    kind = random.choice(["attention", "attention", "attention", "norm", "product"])
+    kind = draw(st.sampled_from(["attention", "attention", "attention", "norm", "product"]))
     largest = {
         "attention": {
             "batch": 4,
             "heads": 16,
             "tokens": 150,
             "d": 150,
-            "grid": random.choice([0, 12]),
+            "grid": draw(st.sampled_from([0, 12])),
             "mixings": 2,
             "class_token": 1,
             "one_query": 1,
@@ -164,7 +125,7 @@ def random_kernel(random: Random) -> Case:
         "norm": {"adds": 1, "rows": 70, "width": 24},
         "product": {"rows": 200, "depth": 24, "width": 24},
     }
-    return {"kind": kind, **case, **{name: random.randint(0, size) for name, size in largest[kind].items()}}
+    return {"kind": kind, **case, **{name: draw(st.integers(0, size)) for name, size in largest[kind].items()}}
 
 
 @functools.cache
@@ -175,7 +136,7 @@ def sets() -> list[tuple[str, str]]:
 @pytest.mark.integration
 def test_random_kernels() -> None:
     assert sets()
-    search(random_kernel, check_kernel, 60 * MINUTES / 4)
+    search(kernels(), check_kernel, 60 * MINUTES / 4)
 
 
 # ---- networks --------------------------------------------------------------------------------------------------------
@@ -240,35 +201,33 @@ def check_network(name: str, int8: int, rows: int, threads: int, **changes: Any)
             assert off <= limit, f"{program} differs from PyTorch by {off:.3g}, and at most {limit:.3g} is right"
 
 
-def random_network(random: Random) -> Case:
+@st.composite
+def networks(draw: st.DrawFn) -> Case:
     """Draw a small network, often with as many heads as tokens: an operator may confuse dimensions of the same size."""
-    name = random.choice(["timm", *map(str, SMALL)])
-    case = {"name": name, "int8": int(random.random() < 0.3), "rows": random.randint(1, IMAGES)}
-    case["threads"] = random.randint(1, 2)
-    grid = random.randint(1, 3)
-
-    def heads() -> int:
-        return random.choice([random.randint(1, 8), grid * grid, grid * grid + 1])
-
+    name = draw(st.sampled_from(["timm", *map(str, SMALL)]))
+    case = {"name": name, "int8": draw(st.sampled_from([0, 0, 1]))}
+    case |= {"rows": draw(st.integers(1, IMAGES)), "threads": draw(st.integers(1, 2))}
+    grid = draw(st.integers(1, 3))
+    heads = st.integers(1, 8) | st.sampled_from([grid * grid, grid * grid + 1])
     if name == "timm":
-        return {**case, "grid": grid, "heads": heads(), "qk_norm": random.randint(0, 1)}
+        return {**case, "grid": grid, "heads": draw(heads), "qk_norm": draw(st.integers(0, 1))}
     spec = spec_of(name, {})
     changes: Case = {}
     for field in fields(spec):
         value = getattr(spec, field.name)
         if field.name == "heads":
-            changes["heads"] = tuple(heads() for _ in value) if isinstance(value, tuple) else heads()
+            changes["heads"] = tuple(draw(heads) for _ in value) if isinstance(value, tuple) else draw(heads)
         elif field.name == "head_dim":
-            changes["head_dim"] = random.choice([16, 8, 12, 33])
+            changes["head_dim"] = draw(st.sampled_from([16, 8, 12, 33]))
         elif field.name == "patch_size":
             changes["image_size"] = grid * value
     try:
         spec_of(name, changes)
     except SpecError:
-        return random_network(random)
+        reject()
     return {**case, **changes}
 
 
 @pytest.mark.integration
 def test_random_networks() -> None:
-    search(random_network, check_network, 60 * MINUTES * 3 / 4)
+    search(networks(), check_network, 60 * MINUTES * 3 / 4)

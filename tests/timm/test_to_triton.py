@@ -80,46 +80,11 @@ def by_timm_train_script(name: str) -> Reference:
     return lambda image: evaluated(network, config, image)
 
 
-def by_timm_deit(name: str) -> Reference:
-    """Evaluate a file of DeiT with the preprocessing that timm has for the architecture: the file states none."""
-    network = built(name, content_of(name)["model"])
-    config = resolve_data_config({"input_size": (3, 32, 32)}, model=network)
-    return lambda image: evaluated(network, config, image)
-
-
 def by_timm_folder(name: str) -> Reference:
     """Let timm read a model folder by itself: architecture, arguments, weights and preprocessing."""
     network = timm.create_model(f"local-dir:{golden(name).path}", pretrained=True).double().eval()
     config = resolve_data_config({}, model=network)
     return lambda image: evaluated(network, config, image)
-
-
-def by_timm_with_masks(name: str) -> Reference:
-    """Evaluate a masked model: timm's network, whose fused attention is softmax(M ∘ (Q Kᵀ · scale)) V.
-
-    The masks M are recorded beside the golden logits; the tensors of the masks in the file are left out.
-    """
-    content = content_of(name)
-    network = built(name, {key: value for key, value in content["state_dict"].items() if ".mask." not in key})
-    config = resolve_data_config(vars(content["args"]), model=network)
-    arrays = np.load(golden(name).path.with_name(f"{name}.npz"))
-    masks = [torch.from_numpy(arrays[f"mask{block}"]).double() for block in range(3)]
-
-    def logits(image: Image.Image) -> Tensor:
-        left = list(masks)
-
-        def attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: None, dropout_p: float, is_causal: bool) -> Tensor:
-            assert (attn_mask, dropout_p, is_causal) == (None, 0, False)
-            scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
-            return (left.pop(0) * scores).softmax(-1) @ v
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
-            result = evaluated(network, config, image)
-        assert not left
-        return result
-
-    return logits
 
 
 def by_the_tutorial(_: str) -> Reference:
@@ -136,23 +101,12 @@ def by_the_tutorial(_: str) -> Reference:
     return lambda image: tutorial_logits(state, positions, transform(image.convert("L"))[None])[0]
 
 
-DEIT_ARGS = json.dumps(MANIFEST["timm_deit_distilled"]["hints"]["model_args"])
 LABELS = ("--labels", ",".join(CLASSES))
-IMAGENET = ("--mean", "0.485,0.456,0.406", "--std", "0.229,0.224,0.225")
 CASES: dict[str, Case] = {
     # The file of train.py states mean, std, and the size; its labels stand in no file.
     "timm_vit": Case(options=("--set", "weights=trained", *LABELS), reference=by_timm_train_script),
-    "timm_vit_gmm_mean": Case(options=LABELS, reference=by_timm_with_masks),
     # config.json states mean, std, size, crop and filter, and `folder_with_labels` adds labels.
     "timm_swin": Case(options=(), labels=THINGS, reference=by_timm_folder),
-    # A file of DeiT states the architecture and the size; the arguments and the preprocessing stand in DeiT's code.
-    "timm_deit_distilled": Case(
-        options=(
-            *("--set", "weights=trained", "--model-args", DEIT_ARGS),
-            *(*IMAGENET, "--resize", "center-bicubic", "--crop-pct", "0.9", *LABELS),
-        ),
-        reference=by_timm_deit,
-    ),
     "mnist_vit": Case(
         options=("--image-size", "28", "--set", "channels=1", "--mean", "0", "--std", "1", *LABELS),
         reference=by_the_tutorial,

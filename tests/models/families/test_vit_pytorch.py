@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,23 +185,10 @@ def test_channels_are_asked_for_if_several_numbers_fit(tmp_path: Path) -> None:
         load_checkpoint(path, LoadHints(pool="cls"))
 
 
-def _shape(key: str, *shape: int) -> Callable[[State], None]:
-    return lambda state: state.__setitem__(key, torch.zeros(*shape))
-
-
-@pytest.mark.parametrize(
-    ("name", "damage", "message"),
-    [
-        ("vp_deepvit", _shape("transformer.layers.1.0.reattn_weights", 3, 3), r"reattn_weights .*\(3, 3\)"),
-        ("vp_cait", _shape("pos_embedding", 1, 17, 40), "pos_embedding has 17 positions; expected a square grid"),
-        ("vp_vit", _shape("transformer.layers.1000000000.0.norm.weight", 40), "counts 1000000001 layers, but"),
-    ],
-)
-def test_damaged_files_are_refused(name: str, damage: Callable[[State], None], message: str, tmp_path: Path) -> None:
-    state = tensors_of(name)
-    damage(state)
-    with pytest.raises(CheckpointError, match=message):
-        load_checkpoint(saved(tmp_path, state), golden(name).hints)
+def test_positions_that_are_no_square_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, tensors_of("vp_cait") | {"pos_embedding": torch.zeros(1, 17, 40)})
+    with pytest.raises(CheckpointError, match="pos_embedding has 17 positions; expected a square grid"):
+        load_checkpoint(path, golden("vp_cait").hints)
 
 
 # ---- folding -------------------------------------------------------------------------------------------------------
