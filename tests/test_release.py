@@ -40,9 +40,10 @@ def repository_with(folder: Path, names: Iterable[str]) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name)
     author = ("-c", "user.name=A Tester", "-c", "user.email=tester@example.org")
-    own_settings = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    settings = {**inherited, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     for words in ("init --quiet", "add --all --force", "commit --quiet --message Files"):
-        subprocess.run(["git", *author, *words.split()], cwd=folder, check=True, env={**os.environ, **own_settings})
+        subprocess.run(["git", *author, *words.split()], cwd=folder, check=True, env=settings)
     return folder
 
 

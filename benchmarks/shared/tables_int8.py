@@ -138,9 +138,7 @@ def _tables(run: dict[str, Any], speed: dict[str, Any]) -> str:
     )
 
 
-def compared_table(
-    runs: Mapping[str, dict[str, Any]], networks: Sequence[str], *, only: Collection[str] = ()
-) -> str:
+def compared_table(runs: Mapping[str, dict[str, Any]], networks: Sequence[str], *, only: Collection[str] = ()) -> str:
     """Return the table of programs, with cascades.  runs: file → result.  only: programs; empty means all."""
     rows = []
     for network in networks:

@@ -59,7 +59,7 @@ def hostile_memory(runs: Mapping[str, Mapping[str, Any]]) -> str:
     rows["all"] = [sum(each.values()) for each in times]
     head = ("MB", "before", *(f"round {number}" for number in range(1, len(times))))
     lines = table(head, [(name, *map(str, values)) for name, values in rows.items()])
-    return f"Memory of the service after each round of all requests, without mapped files:\n\n{lines}"
+    return f"Memory of the service after each round of all requests:\n\n{lines}"
 
 
 def _ended(run: Mapping[str, Any]) -> set[tuple[str, str]]:

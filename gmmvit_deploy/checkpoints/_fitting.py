@@ -175,8 +175,8 @@ class Backbone:
 
 
 def backbone_of(file: TensorFile) -> Backbone | None:
-    """Return the part with more than half of the tensors, if it has a prefix and no classifier, and the linear layer
-    that is all that is beside it, but losses and metrics.
+    """Return the part with more than half of the tensors, if it has a prefix and no classifier, and the linear layer,
+    if nothing else but losses and metrics is beside it.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in file.tensors.items() if not of_training(name)}
     outer = _common(shapes)

@@ -18,7 +18,7 @@ activation   ReLU, the sigmoid σ, SiLU x · σ(x), quick GELU x · σ(1.702 x),
 rotation     the products, the negation and the sum that rotate Q and K by the position (rotary position embedding)
 bias         addition of the bias of a linear map, or of the position embedding
 residual     the sum of a branch and the input of the branch, or of two other tensors that the network computes
-pooling      the mean over tokens, or the maximum
+pooling      the mean or the sum over tokens, or the maximum
 head         the node that outputs the logits, and other linear maps after pooling, which read one vector for each
              image; in a model with token labels also the linear map that computes logits of each token
 quantize     QuantizeLinear and DequantizeLinear before a projection

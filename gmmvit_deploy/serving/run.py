@@ -216,7 +216,7 @@ def until_signal(service: Service) -> Iterator[Callable[[], bool]]:
         if seen > 1:
             service.kill_now()
 
-    handlers = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield lambda: seen > 0
     except BaseException:

@@ -226,6 +226,11 @@ def weights(name: str, **hints: Any) -> Callable[[], None]:
     )
 
 
+def root_mask_left_out() -> None:
+    tensors = read_checkpoint(GOLDEN / "cait_plain.pth").tensors
+    torch.save({name: tensor for name, tensor in tensors.items() if name != "mask"}, "file.pth")
+
+
 def with_preset() -> None:
     torch.manual_seed(0)
     spec = preset_spec("vit", classes=10, image_size=32, mask=MaskSpec())
@@ -365,6 +370,9 @@ EXPORTS = {
         golden("vit_plain.pth"), {**TENSOR, "--set head": "3"}, ("type for example", "without --set head, type")
     ),
     # Other families
+    "two codes with the same names": Export(root_mask_left_out, TENSOR),
+    "no pooling": Export(golden("vit_pytorch/vp_deepvit.pt"), TENSOR),
+    "no scales of a DeepViT": Export(golden("deepvit/deepvit_patch.pth.tar"), TENSOR, ("=NUMBER", "=1")),
     "neither size nor channels": Export(
         golden("naive_vit/mnist_vit.pt"),
         TENSOR,

@@ -72,7 +72,8 @@ def test_a_hostile_checkpoint_is_refused(case: Case, tmp_path: Path, monkeypatch
     (tmp_path / "folder").mkdir()
     path = case.make(tmp_path / "folder")
     if case.may_be_answered:
-        load_checkpoint(path)
+        with contextlib.suppress(CheckpointError):
+            load_checkpoint(path)
     else:
         with pytest.raises(CheckpointError) as caught:
             load_checkpoint(path)

@@ -21,10 +21,12 @@ from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import family_of
+from gmmvit_deploy.models.families.rmt.model import Stage
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.scores.masks import ClosedFormGaussianMask, squared_distances
+from gmmvit_deploy.models.scores.scales import LearnedTemperature
 from gmmvit_deploy.models.scores.step import Constant
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 
@@ -120,6 +122,32 @@ def without_shift_mask(model: Model) -> None:
         bias = scores.before.bias
         table = bias.table.detach()[bias.index.flatten()].reshape(*bias.index.shape, -1).permute(2, 0, 1)
         scores.before.bias = Constant(table.contiguous(), like=bias)
+
+
+def mixing_transposed(place: str) -> ModelChange:
+    """place: ``before`` or ``after`` softmax."""
+
+    def apply(model: Model) -> None:
+        for _, scores in attention_scores(model):
+            for name, step in scores.steps():
+                if step.operation == "mix" and name.startswith(f"{place}."):
+                    step.weight.data = step.weight.detach().t().contiguous()
+
+    return apply
+
+
+def temperatures_inverted(model: Model) -> None:
+    for _, scores in attention_scores(model):
+        for _, step in scores.steps():
+            if isinstance(step, LearnedTemperature):
+                stored = step.temperature.detach()
+                step.temperature.data = -stored if step.is_logarithm else 1 / stored
+
+
+def without_rotation(model: Model) -> None:
+    for module in model.modules():
+        if isinstance(module, Stage):
+            module.rotation = None
 
 
 def usual_mistake(name: str) -> ModelChange:

@@ -127,21 +127,27 @@ def test_wrong_operators(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("name", "mistake"),
+    ("name", "mistake", "change"),
     [
-        ("deepvit_patch", "head mixing transposed"),
-        ("rmt_tiny_like", "rotary position embedding left out"),
-        ("eanet_transformer", "the second memory of the token transformers read without its strides"),
-        ("vp_deepvit", "the head mixing transposed"),
-        ("vp_cait", "the class token added to the keys of the class blocks, or left out of the keys"),
-        ("sl_cait", "head mixing before softmax transposed"),
-        ("vp_spt_lsa", "the scores divided by the learned temperature"),
+        ("deepvit_patch", "head mixing transposed", faults.mixing_transposed("after")),
+        ("rmt_tiny_like", "rotary position embedding left out", faults.without_rotation),
+        ("eanet_transformer", "the second memory of the token transformers read without its strides", None),
+        ("vp_deepvit", "the head mixing transposed", faults.mixing_transposed("after")),
+        ("vp_cait", "the class token added to the keys of the class blocks, or left out of the keys", None),
+        ("sl_cait", "head mixing before softmax transposed", faults.mixing_transposed("before")),
+        ("vp_spt_lsa", "the scores divided by the learned temperature", faults.temperatures_inverted),
     ],
 )
 def test_a_mistake_of_each_other_family(
-    name: str, mistake: str, tensor_bundles: dict[str, Bundle], tmp_path: Path
+    name: str,
+    mistake: str,
+    change: faults.ModelChange | None,
+    tensor_bundles: dict[str, Bundle],
+    tmp_path: Path,
 ) -> None:
-    judgement = judged(rebuilt(tensor_bundles[name], tmp_path / "bundle", faults.usual_mistake(mistake)))
+    """change: the mistake, made apart from the code that names it; None makes it by that code."""
+    made = change or faults.usual_mistake(mistake)
+    judgement = judged(rebuilt(tensor_bundles[name], tmp_path / "bundle", made))
     assert judgement.status == 1
     assert f"likely cause: {mistake}; " in judgement.checks["numeric"]["reasons"][-1]
 

@@ -53,14 +53,25 @@ Case = dict[str, Any]
 
 
 def search(cases: st.SearchStrategy[Case], check: Callable[..., None], seconds: float) -> None:
-    """Draw and check cases until the time is over."""
+    """Draw and check cases until the time is over, and at least one."""
+    end, count = time.monotonic() + seconds, 0
 
-    @settings(derandomize=False, deadline=None, max_examples=5, suppress_health_check=list(HealthCheck))
+    @settings(derandomize=False, deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
     @given(cases)
     def check_some(case: Case) -> None:
-        check(**case)
+        nonlocal count, end
+        if count and time.monotonic() > end:
+            return
+        count += 1
+        try:
+            check(**case)
+        except SpecError:
+            reject()
+        except Exception:
+            end = float("inf")  # hypothesis reduces the case
+            raise
 
-    end = time.monotonic() + seconds
+    check_some()
     while time.monotonic() < end:
         check_some()
 

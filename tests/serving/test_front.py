@@ -293,7 +293,7 @@ class TestOverload:
     def test_a_server_that_is_gone(self) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            url = f"grpc://127.0.0.1:{probe.getsockname()[1]}"
+            url = f"http://127.0.0.1:{probe.getsockname()[1]}"
         with FrontProcess(FrontOptions(triton_url=url), SECRET) as front:
 
             def answers() -> list[httpx.Response]:

@@ -126,8 +126,8 @@ class ReAttention(MaskedAttention):
     operator_roles: ClassVar[Mapping[str, Role]] = {
         **MaskedAttention.operator_roles,
         "sum": "pooling",
-        "mul": "scale",
-        "add": "bias",
+        "mul": "pooling",  # not "scale": in 16 bits, a sum over the tokens can overflow
+        "add": "residual",
     }
     value_factor: Tensor | None
 

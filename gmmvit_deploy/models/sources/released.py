@@ -49,10 +49,13 @@ def released_source(
     names: spec → name in the model → name in the released file.
     shown_heads: (shapes, hints) → the number of heads that the tensors show, or None, and the evidence for
     `infer_heads`; None if the tensors of every file show the number of heads.
-    The others are fields of `CheckpointSource`; a model with the closed form also ignores the stored base masks.
+    The others are fields of `CheckpointSource`; a model with the closed form also ignores the stored base masks. Files
+    of the code of SPT and LSA have no unused tensors.
     """
 
     def unused(model_spec: Any) -> Mapping[str, str]:
+        if getattr(model_spec, "spt", False) or getattr(model_spec, "lsa", False):
+            return {}
         reasons = known_unused(model_spec)
         if not model_spec.mask.closed_form:
             return reasons

@@ -209,7 +209,7 @@ def _reason(attention: Attention, parts: int, whole: bool, types: Set[str], head
     if attention.mixes_heads:
         return (
             "its heads are mixed around softmax, which no fused kernel computes; gmmvit convert removes the mixing "
-            "only if the number of heads times the head dim is at most 256"
+            "only of CaiT, with one mask for all heads and heads times head dim of at most 256"
         )
     if head_dim is not None and (head_dim < 16 or head_dim > 256):
         return f"head dim {head_dim}: fused kernels take 16 to 256; type gmmvit convert with --pad-heads if below 16"

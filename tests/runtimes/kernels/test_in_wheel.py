@@ -17,7 +17,7 @@ from release.archives import build, check_wheel
 from release.compiled_kernels import PLATFORMS, check_symbols
 from release.steps import ReleaseError, package_version, tracked_files
 
-from tests.repositories import ROOT
+from tests.documented import ROOT
 from tests.runtimes.kernels.test_masked_attention import graph
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]

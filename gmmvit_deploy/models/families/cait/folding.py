@@ -41,7 +41,7 @@ def drop_remainder(model: nn.Module) -> tuple[str, ...]:
 
     Adding B to the scores of head g changes no weight of softmax by more than the relative difference
     exp(2 · 1e-9 · |Σ_h W_pre[h, g]|) − 1. If this difference is below 2⁻²⁴, the rounding error of float32, for every
-    head, the pass removes the bias.
+    head, the pass removes the bias. Otherwise the bias stays, though float16 rounds −1e-9 to 0.
     Requires: the biases are folded.
     """
     changed = []
