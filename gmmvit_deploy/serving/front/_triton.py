@@ -13,7 +13,6 @@ import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import httptools
 import numpy as np  # here, so that no request waits for the import
@@ -176,9 +175,9 @@ class Triton:
             raise overloaded("the server is not reachable; send the request again later") from exc
 
     async def _connected(self) -> _Connection:
-        address = urlsplit(self._options.triton_url)
+        host, _, port = self._options.triton_url.removeprefix("http://").rpartition(":")
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(lambda: _Connection(self._lost), address.hostname, address.port)
+        _, connection = await loop.create_connection(lambda: _Connection(self._lost), host.strip("[]"), int(port))
         return connection
 
     def _lost(self, connection: _Connection) -> None:
@@ -284,7 +283,7 @@ def _values(answer: _Answer, count: int) -> dict[str, NDArray[Any]]:
     for output in json.loads(answer.body[:end])["outputs"]:
         start, end = end, end + output["parameters"]["binary_data_size"]
         if output["datatype"] in _TYPES and output["shape"][:-1] == [count]:
-            rows = np.frombuffer(answer.body[start:end], _TYPES[output["datatype"]])
+            rows: NDArray[Any] = np.frombuffer(answer.body[start:end], _TYPES[output["datatype"]])
             values[output["name"]] = rows.reshape(output["shape"])
     return values
 
