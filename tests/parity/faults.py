@@ -151,18 +151,10 @@ def without_rotation(model: Model) -> None:
 
 
 def usual_mistake(name: str) -> ModelChange:
-    """Return the change that makes a mistake of the model's family, or of the steps on its attention scores."""
+    """Return the change that makes a mistake of the model's family."""
 
     def apply(model: Model) -> None:
-        of_family = dict(family_of(model.spec).network().mistakes)
-        if name in of_family:
-            assert of_family[name](model)
-            return
-        for _, scores in attention_scores(model):
-            for step_name, step in list(scores.steps()):
-                mistakes = dict(step.mistakes())
-                if name in mistakes:
-                    scores.put(step_name, mistakes[name])
+        assert dict(family_of(model.spec).network().mistakes)[name](model)
 
     return apply
 
