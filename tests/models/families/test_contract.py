@@ -50,7 +50,6 @@ from tests.models.families.small_models import (
     failing_rules,
     require_logits_of_precision,
 )
-from tests.parity.faults import usual_mistake
 
 OTHER_PRECISIONS: tuple[Precision, ...] = tuple(precision for precision in PRECISIONS if precision != "fp32")
 
@@ -145,7 +144,11 @@ def mistaken(model: Model) -> Iterator[tuple[str, Model]]:
     )
     for name in names:
         other = copy.deepcopy(model)
-        usual_mistake(name)(other)
+        for _, scores in attention_scores(other):
+            for step_name, step in list(scores.steps()):
+                mistakes = dict(step.mistakes())
+                if name in mistakes:
+                    scores.put(step_name, mistakes[name])
         yield name, other
 
 
