@@ -21,7 +21,7 @@ The checks and the speed of a model are separate results with separate run cards
 quiet machine: ``--part checks`` exports to ``--exports``, and ``--part speed`` reads this folder.
 
     python benchmarks/timm_models.py [--model NAME] [--rounds 10] [--part checks|speed] [--nncf PYTHON]
-        [--check]
+        [--served-batch] [--check]
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ from tests.uneven_attention import attention_effects
 MAX_BATCH = 8
 BATCHES = (1, 2, 3, MAX_BATCH)
 SPEED_BATCHES = (1, 8)
+SERVED_BATCH = 64
 INT8_IMAGES = 64
 MIN_EFFECT = 100.0
 HALVES: tuple[Precision, ...] = ("fp16", "bf16")
@@ -199,7 +200,7 @@ def int8_programs(exported: Exported, nncf: str) -> dict[str, Program]:
     return {"nncf openvino:int8": peer, runner: cpu_program(path, runner, "int8")}
 
 
-def speed_of(exported: Exported, rounds: int, nncf: str | None) -> dict[str, Any]:
+def speed_of(exported: Exported, rounds: int, nncf: str | None, batches: Sequence[int]) -> dict[str, Any]:
     """Return batch → times of the programs, the ratios to ours, and the distances of their logits."""
     path = exported.bundle().onnx_path
     kernels, _ = kernels_for_graph(path, "fp32")
@@ -213,7 +214,7 @@ def speed_of(exported: Exported, rounds: int, nncf: str | None) -> dict[str, Any
     checked, int8 = len(programs), {} if nncf is None else int8_programs(exported, nncf)
     programs |= int8
     rows: dict[str, Any] = {}
-    for batch in SPEED_BATCHES:
+    for batch in batches:
         images = exported.images(batch, batch)
         runs = [partial(program, images.numpy()) for program in programs.values()]
         seconds = seconds_in_turn(runs, rounds=rounds)
@@ -242,8 +243,10 @@ def main() -> None:
     parser.add_argument("--part", choices=("checks", "speed"), help="only the checks or only the speed")
     parser.add_argument("--exports", type=Path, help="folder that keeps the exports; the next run reads them")
     parser.add_argument("--nncf", metavar="PYTHON", help="the Python of an environment with NNCF; also times int8")
+    parser.add_argument("--served-batch", action="store_true", help=f"also time {SERVED_BATCH} images at a time")
     arguments = parsed(parser, model=["test_vit3"], rounds=1)
     names: Sequence[str] = arguments.model or list(ARCHITECTURES)
+    batches = (*SPEED_BATCHES, SERVED_BATCH) if arguments.served_batch else SPEED_BATCHES
     with tempfile.TemporaryDirectory() as folder:
         exports, failures = arguments.exports or Path(folder), []
         for name in names if arguments.part != "speed" else ():
@@ -262,7 +265,7 @@ def main() -> None:
             exported = Exported(name, ARCHITECTURES[name], exports)
             output = arguments.output / f"{exported.folder.name}.speed.json"
             with run_card.written(output, "timm_models.py", rounds=arguments.rounds) as results:
-                results.update(model=name, batches=speed_of(exported, arguments.rounds, arguments.nncf))
+                results.update(model=name, batches=speed_of(exported, arguments.rounds, arguments.nncf, batches))
                 print(name, results, flush=True)
 
 
