@@ -60,6 +60,7 @@ def documented_tables() -> dict[str, str]:
         "compared_small": compared_table(cascades, ["vit", "swin", "cait", "pit", "t2t"], only=FEW),
         "gains": gains_table(fastest),
         "mask_free": mask_free_table(of_paper, costs_of_paper),
+        "int8_at_64": int8_chunk_table(result("where_time_goes")),
         "served": served_table(result("served")),
         "overload": overload_table(result("overload")),
         "gateway_cost": gateway_cost_table(result("gateway_cost")),
@@ -367,6 +368,31 @@ def where_table(results: dict[str, Any]) -> str:
     kinds = ("linear maps", "attention", "mask", "layout", "norms", "rest")
     head = ("family, runner, images", "ms", *kinds, "linear maps: share of the best rate", "cost of the mask")
     return table((*head, "ms on all cores"), lines)
+
+
+def int8_chunk_table(results: dict[str, Any]) -> str:
+    """Return for each family the parts of the time of int8 in the chunk of a large batch, on one core."""
+    lines = []
+    for family, of_family in results["families"].items():
+        rows = of_family["programs"]["openvino+kernels:int8"]["rows"]
+        images = max(rows, key=int)
+        chunk = rows[images]
+        total, spent, best = chunk["ms"], chunk["spent_ms"], chunk["products_at_best_ms"]
+        others = total - spent["products"] - spent["attention"]
+        faster = total - spent["products"] + best
+        lines.append(
+            (
+                f"{family}, {images}",
+                f"{total:.2f}",
+                f"{spent['products'] / total:.0%}",
+                f"{best / spent['products']:.0%}",
+                f"{spent['attention'] / total:.0%}",
+                f"{others / total:.0%}",
+                f"{total / faster:.2f}",
+            )
+        )
+    head = ("family, images", "ms", "linear maps", "their share of the best rate", "attention", "norms, layout")
+    return table((*head, "gain if linear maps ran at the best rate"), lines)
 
 
 def policy_table() -> str:
