@@ -65,14 +65,17 @@ def commands(output: Path, nncf: str | None, rounds: int) -> Iterator[tuple[set[
     names = (*_PROGRAMS, *_IN_BF16, *(("nncf openvino:int8",) if nncf else ()))
     programs = [part for name in names for part in ("--program", name)]
     sets = places()
-    runs = [("all", family) for family in FAMILIES]
-    runs[1:1] = [(name, "vit") for name in sets if name != "all"]
-    for name, family in runs:
-        folder = output / name.replace(" ", "_")
+
+    def of_family(place: str, family: str) -> tuple[set[int], Path, list[str]]:
+        folder = output / place.replace(" ", "_")
         command = ["fastest_cpu.py", "--family", family, "--no-roofline", *programs, *options, "--output", str(folder)]
-        yield sets[name], folder / f"{family}.json", command
+        return sets[place], folder / f"{family}.json", command
+
+    yield of_family("all", "vit")
+    yield from (of_family(place, "vit") for place in sets if place != "all")
     command = ["timm_models.py", "--model", _VIT_S, "--part", "speed", *options, "--output", str(output / "all")]
     yield sets["all"], output / "all" / f"{_VIT_S}.speed.json", command
+    yield from (of_family("all", family) for family in FAMILIES if family != "vit")
 
 
 def ratios(result: Mapping[str, Any]) -> dict[tuple[str, str], str]:
