@@ -97,6 +97,7 @@ def variants_from_bundle(
     gate: Gate | None = None,
     like: VariantRecord | None = None,
     merged: bool = False,
+    timed: bool = True,
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> list[Variant]:
@@ -113,6 +114,7 @@ def variants_from_bundle(
     like: the record of a calibrated int8 graph, whose recipe is taken, with no projection in a more exact form; None
     tries several recipes. Not with ``gate``.
     merged: write only the merged form of int8, of the recipe ``like``.
+    timed: time each graph and float32 in turn, for its record.
     force: replace existing graphs and records.
     Errors:
         InputError: calibration images are missing, or are given for a precision that does not use calibration; or this
@@ -151,6 +153,7 @@ def variants_from_bundle(
             padded=padded,
             gate=gate if "mixed" in SPECS[precision].forms else None,
             recipe=None if like is None else _static_recipe(like),
+            timed=timed,
             force=force,
             on_progress=on_progress,
         )
@@ -227,6 +230,7 @@ def _written(
     force: bool,
     gate: Gate | None = None,
     recipe: Recipe | None = None,
+    timed: bool = True,
     on_progress: OnProgress = ignore,
 ) -> list[Variant]:
     if precision == "fp32":
@@ -251,13 +255,13 @@ def _written(
                     hint="to replace the graph by one with the recipe that the gate judged, add --force",
                 )
         draft = _draft(bundle, precision, form, prepared)
-        records = [_recorded(bundle, draft, prepared.model, folder, on_progress)]
+        records = [_recorded(bundle, draft, prepared.model, folder, on_progress, timed=timed)]
         of_gpus_too = form not in ("", "merged") and calibration is not None
         if of_gpus_too and (force or not (bundle.path / graph_file(precision)).exists()):
             del prepared  # each holds the weights
             of_gpus = prepare(recipe=recipe_from(records[0].calibration))
             draft = _draft(bundle, precision, "", of_gpus)
-            records.append(_recorded(bundle, draft, of_gpus.model, folder, on_progress))
+            records.append(_recorded(bundle, draft, of_gpus.model, folder, on_progress, timed=timed))
         _put(bundle, records, folder, force=force)
     return [open_variant(bundle, precision, record.form) for record in records]
 
@@ -304,7 +308,13 @@ def _draft(bundle: Bundle, precision: Precision, form: Form, prepared: PreparedG
 
 
 def _recorded(
-    bundle: Bundle, draft: VariantRecord, model: ir.Model, folder: Path, on_progress: OnProgress
+    bundle: Bundle,
+    draft: VariantRecord,
+    model: ir.Model,
+    folder: Path,
+    on_progress: OnProgress,
+    *,
+    timed: bool = True,
 ) -> VariantRecord:
     """Write a graph to ``folder`` and measure it.  Returns the graph's record, completed."""
     precision, form = draft.precision, draft.form
@@ -319,9 +329,9 @@ def _recorded(
     )
     variant = Variant(precision=precision, path=path, sha256=hashes[0], record=record)
     record = replace(record, programs=_proven(bundle, variant, record.golden["largest_abs"]))
-    if SPECS[precision].forms and not form:  # CPUs do not run the graph for GPUs
-        return record
-    if record.speed:  # that of the image tower, which other classes do not change
+    of_gpus = SPECS[precision].forms and not form
+    # A record has a speed if it is that of the image tower, which other classes do not change.
+    if of_gpus or record.speed or not timed:
         return record
     on_progress(Progress(f"time {precision} and fp32 in turn"))
     return replace(record, speed=measured_speed(bundle, replace(variant, record=record)))

@@ -96,6 +96,7 @@ def convert_missing(
 ) -> dict[Graph, str]:
     """Write the graphs that the bundle lacks, and return why others could not be written: graph → the reason.
 
+    They are not timed here: the race times all programs in turn.
     gate: what a mixed graph must reach on calibration images that set no range.
     """
     why_not: dict[Graph, str] = {}
@@ -104,7 +105,7 @@ def convert_missing(
             continue
         try:
             if not _graphs_in(bundle, precision):
-                variants_from_bundle(bundle, (precision,), on_progress=on_progress)
+                variants_from_bundle(bundle, (precision,), timed=False, on_progress=on_progress)
         except GmmvitError as exc:
             why_not[precision, ""] = str(exc)
     held = _graphs_in(bundle, "int8")
@@ -157,7 +158,7 @@ def _merged(bundle: Bundle, calibration: str, on_progress: OnProgress) -> str:
 def _int8(bundle: Bundle, form: Form, calibration: str | None, on_progress: OnProgress, **options: Any) -> str:
     report = prefixed(f"int8, {form}", on_progress)
     try:
-        variants_from_bundle(bundle, ("int8",), calibration, on_progress=report, **options)
+        variants_from_bundle(bundle, ("int8",), calibration, timed=False, on_progress=report, **options)
     except GmmvitError as exc:
         return str(exc)
     return ""

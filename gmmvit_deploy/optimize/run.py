@@ -60,9 +60,10 @@ def optimize_bundle(
     judged = batch if batch > 1 else min(BATCH, bundle.manifest.max_batch)  # beside single images
     stream = ImageStream(bundle=bundle, images=options.images, batch=judged, limit=options.limit)
     gate = _gate(options, stream)
+    reference = Reference(bundle, remembers=True)
     if gate.accuracy is not None:
         on_progress(Progress("compare the labels with PyTorch's answers"))
-        _refuse_wrong_labels(bundle, options, judged)
+        _refuse_wrong_labels(options, judged, reference)
     if options.calibration is not None:
         on_progress(Progress("compare the calibration images with those that judge"))
         refuse_overlap(bundle, options.calibration, stream)
@@ -77,7 +78,7 @@ def optimize_bundle(
         stated = gate.keep_decisions if options.keep_decisions or options.gate else None
         firsts = race.firsts if bundle.manifest.has_logits else []  # features have no margin that could defer an image
         race.add(*opened_cascades(bundle, firsts, opened, options.calibration, on_progress, keep_decisions=stated))
-        report = _judge(race, bundle, options, gate, judged, prefixed("check", on_progress))
+        report = _judge(race, reference, options, gate, judged, prefixed("check", on_progress))
         images = ImageStream(bundle=bundle, images=options.images, batch=batch, limit=stream.count)
         race.measure(images, on_progress=prefixed("time those that pass in turn", on_progress))
         data = report.data or {}
@@ -105,7 +106,7 @@ def optimize_bundle(
 
 
 def _judge(
-    race: Race, bundle: Bundle, options: OptimizeOptions, gate: Gate, batch: int, on_progress: OnProgress
+    race: Race, reference: Reference, options: OptimizeOptions, gate: Gate, batch: int, on_progress: OnProgress
 ) -> ParityReport:
     """Judge programs until none is left that could win, and return the report of those that were judged last."""
     checks = ParityOptions(
@@ -117,12 +118,13 @@ def _judge(
         other_preprocessings=False,  # no program's answers depend on it
         batch=batch,
     )
-    reference = Reference(bundle, remembers=True)
     while runners := race.next_to_judge():
-        report = check_parity(bundle, list(runners.values()), checks, reference=reference, on_progress=on_progress)
+        report = check_parity(
+            reference.bundle, list(runners.values()), checks, reference=reference, on_progress=on_progress
+        )
         for check in report.checks:
             if check.verdict == "failed":
-                raise BundleError(f"{bundle.path}: {check.name}: {check.reasons[0]}")
+                raise BundleError(f"{reference.bundle.path}: {check.name}: {check.reasons[0]}")
         judgements = [judgement_of(of_runner, gate) for of_runner in report.runners]
         race.judge(dict(zip(runners, judgements, strict=True)))
     return report
@@ -140,9 +142,9 @@ def _require(bundle: Bundle, batch: int) -> None:
         )
 
 
-def _refuse_wrong_labels(bundle: Bundle, options: OptimizeOptions, batch: int) -> None:
-    stream = ImageStream(bundle=bundle, images=options.images, batch=batch, limit=options.limit)
-    if why := wrong_labels_in(stream):
+def _refuse_wrong_labels(options: OptimizeOptions, batch: int, reference: Reference) -> None:
+    stream = ImageStream(bundle=reference.bundle, images=options.images, batch=batch, limit=options.limit)
+    if why := wrong_labels_in(stream, reference):
         raise InputError(
             f"data {options.source}: {why}",
             hint="correct the labels of the bundle or of the data; if those of the bundle are right, --keep-decisions "

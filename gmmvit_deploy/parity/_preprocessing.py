@@ -10,8 +10,9 @@ tries the usual mistakes, and names the mistake that gives the same result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,28 @@ from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity._runner_check import RunnerCheck
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.measures import distance
-from gmmvit_deploy.parity.reference import Sample
 from gmmvit_deploy.runtimes.programs.onnxruntime import normalised_in_graph
 from gmmvit_deploy.runtimes.runners.runner import Served
 from gmmvit_deploy.tolerances import Limit
 
 _MAX_SENT = 16
+"""The number of images that a server gets as files."""
 _TENSOR_ROUNDING = 4 * 2.0**-23
 """The maximum difference between two tensors, relative to their largest value or to 1: two programs may round the
 subtraction of the mean and the division by std differently."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """A real image in the form that a client sends.
+
+    encoded: returns the image file, such as a JPEG.  exact: (C,), the expected logits for its pixels, decoded by this
+    package.
+    """
+
+    where: str
+    encoded: Callable[[], bytes]
+    exact: NDArray[Any]
 
 
 class PreprocessingCheck(RunnerCheck):
@@ -79,12 +93,18 @@ class PreprocessingCheck(RunnerCheck):
 
     def _samples(self) -> Sequence[Sample]:
         """Return real images, with the expected logits."""
-        samples = self.run.samples[:_MAX_SENT]
-        if self.graph is None or not samples:
-            return samples
-        pixels = np.stack([sample.pixels for sample in samples])
-        logits = self.graph.logits(self.bundle.inputs_from_pixels(pixels))
-        return [replace(sample, exact=row) for sample, row in zip(samples, logits, strict=True)]
+        stream, reference = self.run.stream, self.run.reference
+        if stream is None or reference is None:
+            return ()
+        usable = stream.usable()
+        chosen = usable[:: max(1, len(usable) // _MAX_SENT)][:_MAX_SENT]
+        pixels = np.stack([stream.images.pixels(index, self.bundle.manifest.image) for index in chosen])
+        inputs = self.bundle.inputs_from_pixels(pixels)
+        exact = reference.logits(inputs)[1] if self.graph is None else self.graph.logits(inputs)
+        return [
+            Sample(where=stream.images.where(index), encoded=partial(stream.images.encoded, index), exact=row)
+            for index, row in zip(chosen, exact, strict=True)
+        ]
 
     def _preprocess_problems(self, server: Served, golden: GoldenSet) -> list[str]:
         """Errors: NotOfferedError when a gateway does not offer the preprocessing model."""

@@ -19,8 +19,9 @@ from gmmvit_deploy.inference.precision import QUANTIZED, Form, Precision
 from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check, skipped_check
+from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.options import ParityOptions
-from gmmvit_deploy.parity.reference import Known, Reference, Sample
+from gmmvit_deploy.parity.reference import Known, Reference
 from gmmvit_deploy.progress import OnProgress, prefixed
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 from gmmvit_deploy.runtimes.runners.open import open_runner
@@ -38,6 +39,7 @@ class ParityRun:
 
     reference: None if this process cannot build the model.  why_no_model: the reason.
     trained: PyTorch's own accuracy on the data.  kept: name → golden and random inputs.
+    stream: the images of the data, all read; None without images.
     """
 
     options: ParityOptions
@@ -46,7 +48,7 @@ class ParityRun:
     trained: TrainedAccuracy
     on_progress: OnProgress
     kept: dict[str, Known] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
+    stream: ImageStream | None = None
     _graphs: dict[tuple[Path, Precision, Form], QuantisedGraph] = field(default_factory=dict)
 
     @property

@@ -56,7 +56,7 @@ from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import skipped_check
 from gmmvit_deploy.parity.inputs import ImageStream, golden_batch, random_batch
 from gmmvit_deploy.parity.options import ParityOptions
-from gmmvit_deploy.parity.reference import Known, Reference, known_batch, samples_of, why_no_model
+from gmmvit_deploy.parity.reference import Known, Reference, known_batch, why_no_model
 from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.reports.reporting import described_bundle
@@ -147,7 +147,7 @@ def _checked(
             on_progress(Progress(stream.images.name, stream.done, stream.count))
             for tested in tests:
                 tested.add(f"data: {stream.images.name}", known, real=True)
-        run.samples = samples_of(bundle, reference, stream)
+        run.stream = stream
         if options.other_preprocessings:
             trained.try_others(reference, stream, on_progress)
     on_progress(Progress("masks and biases of the graph"))

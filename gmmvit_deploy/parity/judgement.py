@@ -10,8 +10,8 @@ from gmmvit_deploy.bundle.gates import Gate, kept_beside
 from gmmvit_deploy.intervals import Measured, share_interval
 from gmmvit_deploy.parity._accuracy import accuracy_of, lower_ratio
 from gmmvit_deploy.parity.inputs import ImageStream
+from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.report import RunnerReport
-from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 
 ENOUGH_IMAGES = 500
 """From this number of images on, the measured share decides; on fewer, its whole interval must reach the gate."""
@@ -64,15 +64,14 @@ def _cannot_differ(report: RunnerReport) -> bool:
     return report.precision == "fp32" or bool(report.check("decisions").details.get("by_margins"))
 
 
-def wrong_labels_in(stream: ImageStream) -> str:
+def wrong_labels_in(stream: ImageStream, reference: Reference) -> str:
     """Return why the labels of images cannot judge an accuracy, by the answers of PyTorch alone, or ""."""
     accuracy = accuracy_of(stream.bundle, stream.images)
     if accuracy is None:
         return ""
-    with EagerRunner(stream.bundle) as pytorch:
-        for batch in stream:
-            logits = pytorch.run(batch.inputs)
-            accuracy.add(batch.labels, logits, logits)
+    for batch in stream:
+        trained, _ = reference.logits(batch.inputs)
+        accuracy.add(batch.labels, trained, trained)
     return str(accuracy.check(1).details.get("wrong_labels", ""))
 
 

@@ -6,12 +6,10 @@ The float32 logits show what the trained model computes. The float64 logits serv
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -20,11 +18,9 @@ from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.folding.dead_masks import dead_masks
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import OutputName
-from gmmvit_deploy.parity.inputs import Batch, ImageStream
+from gmmvit_deploy.parity.inputs import Batch
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
-
-_SAMPLES = 128
 
 
 def why_no_model(bundle: Bundle) -> str:
@@ -44,6 +40,7 @@ class Reference:
         self._remembered: dict[tuple[str, ...], dict[OutputName, tuple[NDArray[Any], NDArray[Any]]]] | None = (
             {} if remembers else None
         )
+        self.bundle = bundle
         self._eager = EagerRunner(bundle)
         self.model: Model = self._eager.model
         self.exact: Model = copy.deepcopy(self.model).double()
@@ -105,29 +102,3 @@ def known_batch(reference: Reference, batch: Batch) -> Known:
     answers = reference.answers(batch.inputs)
     trained, exact = answers[reference.model.outputs[0]]
     return Known(batch, trained, exact, answers["features"] if len(answers) > 1 else None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sample:
-    """A real image in the form that a client sends.
-
-    encoded: returns the image file, such as a JPEG.  pixels: uint8 (height, width, channels), decoded by this package.
-    exact: (C,), the expected logits for them.
-    """
-
-    where: str
-    encoded: Callable[[], bytes]
-    pixels: NDArray[Any]
-    exact: NDArray[Any]
-
-
-def samples_of(bundle: Bundle, reference: Reference, stream: ImageStream) -> list[Sample]:
-    """Return up to `_SAMPLES` images of the data, with PyTorch's float64 logits."""
-    usable = stream.usable()
-    chosen = usable[:: max(1, len(usable) // _SAMPLES)][:_SAMPLES]
-    pixels = np.stack([stream.images.pixels(index, bundle.manifest.image) for index in chosen])
-    _, exact = reference.logits(bundle.inputs_from_pixels(pixels))
-    return [
-        Sample(where=stream.images.where(index), encoded=partial(stream.images.encoded, index), pixels=image, exact=row)
-        for index, image, row in zip(chosen, pixels, exact, strict=True)
-    ]

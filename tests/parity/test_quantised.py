@@ -34,7 +34,7 @@ from gmmvit_deploy.parity._quantised import QuantisedGraph
 from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions
-from gmmvit_deploy.parity.reference import Reference, Sample
+from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
@@ -296,12 +296,15 @@ def test_a_server_in_int8_is_compared_with_the_quantised_graph(precise_bundle: B
     with closing(open_runner("onnxruntime", bundle, precision="int8")) as runner:
         connection = SimpleNamespace(model=model)
         runner.server = SimpleNamespace(connection=connection, infer=infer, preprocess="preprocess", ensemble="model")
-        exact = Reference(bundle).logits(bundle.inputs_from_pixels(pixels()[:1]))[1][0]
-        sample = Sample(where="a.png", encoded=lambda: b"photograph", pixels=pixels()[0], exact=exact)
+        reference = Reference(bundle)
+        exact = reference.logits(bundle.inputs_from_pixels(pixels()[:1]))[1][0]
+        data = SimpleNamespace(
+            pixels=lambda index, spec: pixels()[index], where=lambda index: "a.png", encoded=lambda index: b"photograph"
+        )
         limit = Limit(largest=1e-3, rms=None, derivation="")
         tested: Any = SimpleNamespace(
             runner=runner,
-            run=SimpleNamespace(samples=[sample]),
+            run=SimpleNamespace(stream=SimpleNamespace(images=data, usable=lambda: [0]), reference=reference),
             graph=graph,
             check=lambda kind: SimpleNamespace(widest_limit=limit),
         )
