@@ -81,12 +81,11 @@ def manifests_from_bundle(
         options=options,
         sizes=sizes,
         bundle=models.bundles_in_words,
-        bundles=[f"{network.name}={network.bundle}" for network in models.networks],
         alert_groups=ALERTS.read_text(encoding="utf-8").partition("\ngroups:\n")[2],
     )
     name = options.name
     secrets = {
-        f"{name}-keys": "keys.txt, the key file, and probe.key, the key of the client that the probes are",
+        f"{name}-keys": "keys.txt, the key file",
         f"{name}-tls": "tls.crt and tls.key, as cert-manager writes them",
         f"{name}-metrics-key": "key, the key of Prometheus in keys.txt",
         f"{name}-store": _STORE_CONTENT,

@@ -1,4 +1,4 @@
-"""Ask each model of a running server for a real inference.
+"""Ask a model of a running server for a real inference.
 
 A Triton server whose worker has died still reports that it is ready, so only an inference shows that a model answers.
 A probe has a batch of one with zeros, or a PNG image for an input of bytes.
@@ -10,59 +10,28 @@ import http.client
 import io
 import json
 import math
-import ssl
 import struct
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from gmmvit_deploy.errors import OverloadError, ServerError
+from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.inference import PROBE_ID
+from gmmvit_deploy.serving._local_http import text_from_url
 
 _BYTES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "UINT32": 4, "INT32": 4}
 _BYTES |= {"FP32": 4, "UINT64": 8, "INT64": 8, "FP64": 8}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    """host, port: where the server listens; Linux connects to 0.0.0.0 as to 127.0.0.1.
-
-    tls: True for a gateway with a certificate. The certificate is not checked, because no certificate states the
-    address 127.0.0.1; the probes of Kubernetes do not check it either.
-    key: the key for a gateway, or "".
-    """
-
-    host: str
-    port: int
-    tls: bool = False
-    key: str = field(default="", repr=False)
-
-    def connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        if not self.tls:
-            return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers that every request needs."""
-        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+_CONFIG_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A request for an inference of a model.  json_bytes: the length of the JSON at the beginning of ``body``.
-
-    bundle: the SHA-256 of the model's bundle; "" if the server does not state it.
-    """
+    """A request for an inference of a model.  json_bytes: the length of the JSON at the beginning of ``body``."""
 
     model: str
     body: bytes
     json_bytes: int
-    ensemble: bool
-    bundle: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,35 +40,24 @@ class Answer:
 
     result: ``answered``; ``refused``, with an error status; ``late``, without an answer in time; ``unreachable``.
     detail: the error; empty for ``answered``.  seconds: the time that the probe took.
-    status: the HTTP status, or 0 without an answer.
     """
 
     result: Literal["answered", "refused", "late", "unreachable"]
     detail: str = ""
     seconds: float = 0.0
-    status: int = 0
 
 
-def probe_of_model(address: Address, model: str, *, timeout_s: float = 10.0) -> Probe | None:
-    """Make the probe of a model from the configuration that the server reports; None if no example is known.
+def probe_of_model(http_url: str, model: str) -> Probe | None:
+    """Make the probe of a model from the configuration that the server reports.
 
-    Errors: OverloadError when the server refuses requests for now, else ServerError.
+    None for an ensemble, which does not compute itself, and for a model with an input without a known example.
+    Errors: ServerError when the server reports no configuration.
     """
-    connection = address.connect(timeout_s)
     try:
-        connection.request("GET", f"/v2/models/{model}/config", headers=address.headers)
-        response = connection.getresponse()
-        content = response.read()
-        if response.status == 503:
-            raise OverloadError(f"{model}: the server reports no configuration: status 503")
-        config = json.loads(content)
-        if response.status != 200:
-            raise ServerError(f"{model}: the server reports no configuration: {config}")
+        config = json.loads(text_from_url(f"{http_url}/v2/models/{model}/config", timeout_s=_CONFIG_S))
     except (OSError, ValueError, http.client.HTTPException) as exc:
         raise ServerError(f"{model}: the server reports no configuration: {exc}") from exc
-    finally:
-        connection.close()
-    return _probe(model, config)
+    return None if "ensemble_scheduling" in config else _probe(model, config)
 
 
 def _probe(model: str, config: Mapping[str, Any]) -> Probe | None:
@@ -120,14 +78,7 @@ def _probe(model: str, config: Mapping[str, Any]) -> Probe | None:
         tensors.append(data)
     outputs = [{"name": entry["name"], "parameters": {"binary_data": True}} for entry in config.get("output", [])]
     header = json.dumps({"id": PROBE_ID, "inputs": inputs, "outputs": outputs}).encode()
-    body = header + b"".join(tensors)
-    return Probe(
-        model=model,
-        body=body,
-        json_bytes=len(header),
-        ensemble="ensemble_scheduling" in config,
-        bundle=config.get("parameters", {}).get("gmmvit_bundle_sha256", {}).get("string_value", ""),
-    )
+    return Probe(model=model, body=header + b"".join(tensors), json_bytes=len(header))
 
 
 def _image() -> bytes:
@@ -142,12 +93,12 @@ def _image() -> bytes:
     return struct.pack("<I", file.tell()) + file.getvalue()
 
 
-def ask(address: Address, probe: Probe, timeout_s: float) -> Answer:
+def ask(host: str, port: int, probe: Probe, timeout_s: float) -> Answer:
     """Send a probe over a new connection, and wait up to ``timeout_s`` seconds for the answer."""
     started = time.monotonic()
-    connection = address.connect(timeout_s)
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
-        headers = {"Inference-Header-Content-Length": str(probe.json_bytes), **address.headers}
+        headers = {"Inference-Header-Content-Length": str(probe.json_bytes)}
         connection.request("POST", f"/v2/models/{probe.model}/infer", probe.body, headers)
         response = connection.getresponse()
         content = response.read()
@@ -159,6 +110,6 @@ def ask(address: Address, probe: Probe, timeout_s: float) -> Answer:
         connection.close()
     seconds = time.monotonic() - started
     if response.status == 200:
-        return Answer(result="answered", seconds=seconds, status=200)
+        return Answer(result="answered", seconds=seconds)
     text = content.decode(errors="replace")[:200]
-    return Answer(result="refused", detail=f"status {response.status}: {text}", seconds=seconds, status=response.status)
+    return Answer(result="refused", detail=f"status {response.status}: {text}", seconds=seconds)

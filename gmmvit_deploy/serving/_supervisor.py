@@ -29,7 +29,7 @@ from contextlib import suppress
 from gmmvit_deploy.errors import GmmvitError, ServerError
 from gmmvit_deploy.serving._local_http import text_from_url
 from gmmvit_deploy.serving._metric_text import RestartReason, SupervisorMetrics, samples_in
-from gmmvit_deploy.serving._probes import Address, Probe, ask, probe_of_model
+from gmmvit_deploy.serving._probes import Probe, ask, probe_of_model
 from gmmvit_deploy.serving.processes import cpu_seconds, is_alive
 from gmmvit_deploy.serving.server import TritonServer
 
@@ -71,7 +71,6 @@ class Watch:
         self._server, self._metrics, self._answered = server, metrics, answered
         self._pid = server.pid
         self._interval_s = interval_s
-        self._http = Address(host=server.options.host, port=server.http_port)
         self._ended = threading.Event()
         for model in server.models.names:
             threading.Thread(target=self._repeat, args=(model,), name=f"gmmvit-probe-{model}", daemon=True).start()
@@ -85,7 +84,7 @@ class Watch:
         failures, computing_since, quickest_s = 0, 0.0, 0.0
         while probe is not None and not self._ended.is_set() and not self.reason:
             before, cpu_s, began = self._completed(model), self._cpu_seconds(model), time.monotonic()
-            answer = ask(self._http, probe, _ANSWER_S)
+            answer = ask(self._server.options.host, self._server.http_port, probe, _ANSWER_S)
             if self._ended.is_set():  # the server has ended, which explains each answer
                 return
             self._metrics.count_probe(model, answer.result)
@@ -111,14 +110,12 @@ class Watch:
             self._ended.wait(longer * self._interval_s)
 
     def _probe(self, model: str) -> Probe | None:
-        """Return the probe of a model; None for an ensemble, and for a model with inputs without a known example."""
+        """Return the probe of a model, or None as `probe_of_model`."""
         while not self._ended.is_set():
             try:
-                probe = probe_of_model(self._http, model)
+                return probe_of_model(self._server.http_url, model)
             except ServerError:  # a server that is too busy to state its configuration
                 self._ended.wait(self._interval_s)
-                continue
-            return None if probe is None or probe.ensemble else probe
         return None
 
     def _completed(self, model: str) -> float:

@@ -91,13 +91,6 @@ def test_exactly_the_listed_packages_serve(repository: Repository, bundle: Bundl
         with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
             assert answer.headers["x-gmmvit-bundle"] == bundle.sha256
             assert json.loads(answer.read())["bundle"] == bundle.sha256
-        probe = [python, "-m", "gmmvit_deploy.serving._pod_probe", "infer", "--port", url.rpartition(":")[2]]
-        (tmp_path / "probe.key").write_text(KEY)
-        done = subprocess.run(
-            [*probe, "--key-file", "probe.key", "--timeout", "10", "--models", f"gmmvit={bundle.sha256}"],
-            capture_output=True, text=True, check=False, env=environment, cwd=tmp_path,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout
         assert "openvino_kernels.so" in mapped_below(running.process.pid)
         running.process.terminate()
         status, errors = running.end(timeout_s=60)

@@ -1,6 +1,6 @@
-"""Every command of the pod, as it stands in the manifest, against a real `gmmvit serve --gateway`.
+"""The probes and the hook of the pod, as they stand in the manifest, against a real `gmmvit serve --gateway`.
 
-Healthy, starting, with a dead worker, overloaded, with another bundle, without its key, and while it drains.
+Healthy, starting, with a dead worker, overloaded, and while it drains.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import signal
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ from tests.serving.commands import Serve, stub_of
 from tests.serving.gateways import request as request_of
 from tests.serving.stand_in import MODEL, answers_held, infer_body, write_stand_in
 from tests.serving.threads import in_threads
-from tests.waiting import best_of, wait_until
+from tests.waiting import wait_until
 
 pytestmark = [needs_haproxy, pytest.mark.integration]
 KEY = "key-of-the-kubelet-0123456789"
@@ -50,9 +49,7 @@ class Pod:
         keys.mkdir()
         (keys / "keys.txt").write_text(f"kubelet {KEY}\n")
         (keys / "keys.txt").chmod(0o600)
-        (keys / "probe.key").write_text(f"{KEY}\n")
         self.container = container
-        self.keys = keys
         self.certificate = certificate.certificate
         self.paths = {
             "0.0.0.0": "127.0.0.1",  # noqa: S104 - in the pod's own network
@@ -73,18 +70,22 @@ class Pod:
         self.port = int(where["http"].rpartition(":")[2])
         return where
 
-    def run(self, name: str, *more: str) -> tuple[int, str]:
-        """Run the command of a probe as the kubelet does, but without its timeout."""
+    def probe(self, name: str) -> bool:
+        """Send the request of a probe as the kubelet does, which checks no certificate; return whether it succeeds."""
         probe = self.container[name]
-        command = [self._replaced(word) for word in probe["exec"]["command"]]
-        assert command[0] == "python3"
-        done = subprocess.run(
-            [sys.executable, *command[1:], "--port", str(self.port), *more],
-            capture_output=True,
-            text=True,
-            check=False,
+        asked = probe["httpGet"]
+        assert asked["port"] == "http"
+        context = ssl._create_unverified_context()  # noqa: S323
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", self.port, timeout=probe["timeoutSeconds"], context=context
         )
-        return done.returncode, done.stdout.strip()
+        try:
+            connection.request("GET", asked["path"])
+            return 200 <= connection.getresponse().status < 400
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
 
 
 @pytest.fixture(scope="module")
@@ -106,21 +107,13 @@ def pod(container: dict[str, Any], repository: Repository, tmp_path: Path) -> It
 
 
 @pytest.mark.nightly
-def test_healthy_wrong_bundle_no_key_dead_worker_and_draining(pod: Pod) -> None:
+def test_healthy_dead_worker_and_draining(pod: Pod) -> None:
     """One server in all of these states in turn: a start takes seconds."""
     pod.port = 1  # nothing listens there yet, as in a pod whose container has just started
-    assert pod.run("startupProbe")[0] == 1
+    assert not pod.probe("startupProbe")
     where = pod.ready()
-    assert pod.run("startupProbe") == (0, "ready")
-    for name in ("readinessProbe", "livenessProbe"):
-        status, text = pod.run(name)
-        assert (status, text.partition(" after ")[0]) == (0, "gmmvit answered"), text
-    status, text = pod.run("readinessProbe", "--models", f"gmmvit={'0' * 64}")
-    assert (status, "expected the bundle 0000000000000000" in text) == (1, True)
-    (pod.keys / "wrong.key").write_text("a-key-that-nobody-has-0123456789\n")
-    status, text = pod.run("readinessProbe", "--key-file", str(pod.keys / "wrong.key"))
-    assert (status, "Authorization: Bearer KEY" in text) == (1, True), text
-    assert KEY not in text
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert pod.probe(name), name
     _dead_worker(pod, where)
     _draining(pod)
 
@@ -131,14 +124,12 @@ def _dead_worker(pod: Pod, where: dict[str, Any]) -> None:
     os.kill(pod.serve.process.pid, signal.SIGSTOP)
     try:
         os.kill(worker.pid, signal.SIGKILL)
-        wait_until(lambda: pod.run("readinessProbe")[0] == 1, "a readiness probe that fails")
-        status, text = pod.run("livenessProbe")
-        assert (status, "gmmvit" in text) == (1, True), text
+        wait_until(lambda: not pod.probe("readinessProbe"), "a readiness probe that fails")
     finally:
         os.kill(pod.serve.process.pid, signal.SIGCONT)
     # Triton replaces the worker itself, so the probe may succeed before the supervisor restarts the server.
     wait_until(lambda: not Path(f"/proc/{where['pid']}").exists(), "the end of the server without its worker")
-    wait_until(lambda: pod.run("readinessProbe")[0] == 0, "a restart of the server by the supervisor")
+    wait_until(lambda: pod.probe("readinessProbe"), "a restart of the server by the supervisor")
 
 
 def _draining(pod: Pod) -> None:
@@ -147,29 +138,15 @@ def _draining(pod: Pod) -> None:
     started = time.monotonic()
     hook, failed = subprocess.Popen(command), 0
     while hook.poll() is None:  # the pod is still ready for Kubernetes while load balancers learn of its end
-        status, text = pod.run("readinessProbe")
-        failed = failed + 1 if status else 0
-        assert failed < pod.container["readinessProbe"]["failureThreshold"], text
+        failed = 0 if pod.probe("readinessProbe") else failed + 1
+        assert failed < pod.container["readinessProbe"]["failureThreshold"]
+        time.sleep(0.1)
     slept = time.monotonic() - started
     assert hook.returncode == 0
     assert slept >= PRE_STOP_S
     pod.serve.process.terminate()
-    wait_until(lambda: pod.run("readinessProbe")[0] == 1, "a readiness probe that fails")
+    wait_until(lambda: not pod.probe("readinessProbe"), "a readiness probe that fails")
     assert pod.serve.end(timeout_s=EXIT_S)[0] == 0
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("name", ["startupProbe", "readinessProbe", "livenessProbe"])
-def test_a_probe_takes_less_than_its_timeout(name: str, pod: Pod) -> None:
-    pod.ready()
-
-    def measured_s() -> float:
-        began = time.monotonic()
-        assert pod.run(name)[0] == 0
-        return time.monotonic() - began
-
-    limit_s = pod.container[name]["timeoutSeconds"]
-    assert best_of(3, measured_s, enough=limit_s) < limit_s
 
 
 @contextmanager
@@ -203,24 +180,18 @@ def slow_pod(container: dict[str, Any], tmp_path: Path, request: pytest.FixtureR
         yield started
 
 
-OF_THE_STAND_IN = ("--models", MODEL)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("slow_pod", [0.02], indirect=True)
 def test_overload_ends_no_pod_and_takes_none_out_of_service(slow_pod: Pod) -> None:
     slow_pod.ready()
-    assert slow_pod.run("livenessProbe", *OF_THE_STAND_IN)[0] == 0
+    assert slow_pod.probe("livenessProbe")
     with clients(slow_pod, 60, times=100_000) as outcomes:
         wait_until(lambda: {status for _, status in outcomes} >= {200, 503}, "answers and refusals")
         began = time.monotonic()
-        answers = [
-            slow_pod.run(name, *OF_THE_STAND_IN) for name in ("livenessProbe", "readinessProbe") for _ in range(5)
-        ]
+        answers = [slow_pod.probe(name) for name in ("livenessProbe", "readinessProbe") for _ in range(5)]
         during = {status for when, status in outcomes if when > began}
     assert during == {200, 503}
-    assert {status for status, _ in answers} == {0}, answers
-    assert any("overloaded, and the gateway's own inference is answered" in text for _, text in answers), answers
+    assert all(answers), answers
 
 
 @pytest.mark.nightly
@@ -237,9 +208,7 @@ def test_a_pod_that_drains_answers_what_it_read_and_no_probe(slow_pod: Pod) -> N
         with clients(slow_pod, 6, times=1) as outcomes:  # three batches
             wait_until(taken, "six requests in the pod")
             slow_pod.serve.process.terminate()
-            wait_until(lambda: slow_pod.run("readinessProbe", *OF_THE_STAND_IN)[0] == 1, "a readiness probe that fails")
-            status, text = slow_pod.run("readinessProbe", *OF_THE_STAND_IN)
-            assert (status, "no Triton server answers" in text or "refused" in text) == (1, True), text
+            wait_until(lambda: not slow_pod.probe("readinessProbe"), "a readiness probe that fails")
             assert outcomes == []
             held.close()
     assert [status for _, status in outcomes] == [200] * 6
@@ -252,10 +221,9 @@ def test_a_server_that_starts_is_not_ready(slow_pod: Pod) -> None:
     """The gateway's ports are open from the start, and nobody answers there before the models are loaded."""
     port = wait_until(lambda: _first_port(slow_pod.serve.process.pid), "a port of the gateway")
     slow_pod.port = port
-    status, text = slow_pod.run("startupProbe")
-    assert (status, "starts, or hangs" in text) == (1, True), text
+    assert not slow_pod.probe("startupProbe")
     assert slow_pod.ready()["http"].endswith(f":{port}")
-    assert slow_pod.run("startupProbe") == (0, "ready")
+    assert slow_pod.probe("startupProbe")
 
 
 def _first_port(pid: int) -> int:

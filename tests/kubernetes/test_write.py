@@ -93,7 +93,7 @@ def test_a_repository_decides_the_image_of_its_server_and_the_gpus(
     assert [amounts.get("nvidia.com/gpu") for amounts in container["resources"].values()] == [gpus, gpus]
 
 
-def test_several_models_are_each_probed_and_have_their_packages(
+def test_the_images_of_several_models_have_the_packages_of_all(
     bundle: Bundle, features_bundle: Bundle, tmp_path: Path
 ) -> None:
     (tmp_path / "models").mkdir()
@@ -104,10 +104,6 @@ def test_several_models_are_each_probed_and_have_their_packages(
     (deployment,) = (item for item in objects_in(tmp_path / "out" / "base") if item["kind"] == "Deployment")
     template = deployment["spec"]["template"]
     assert template["metadata"]["annotations"]["gmmvit/bundle-sha256"] == ", ".join(stated)
-    (container,) = template["spec"]["containers"]
-    for probe in ("readinessProbe", "livenessProbe"):
-        assert container[probe]["exec"]["command"][-3:] == ["--models", *stated]
-        assert container[probe]["timeoutSeconds"] == 19  # for two networks
     for image in written.images:
         packages = (tmp_path / "out" / image).with_name("requirements.txt").read_text()
         assert all(f"{runtime}==" in packages for runtime in ("onnxruntime", "openvino"))
@@ -167,7 +163,7 @@ def test_the_objects_name_each_other_and_the_bundle(bundle: Bundle, tmp_path: Pa
     assert all(selector and selector.items() <= labels for selector in selectors)
     assert objects["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
     text = json.dumps(objects)
-    assert text.count(bundle.sha256) == 3  # annotation and two probes
+    assert text.count(bundle.sha256) == 1  # annotation
     assert set(re.findall(r'"gmmvit-(?:keys|tls|metrics-key|store)"', text)) == {
         f'"{name}"' for name in written.secrets
     }

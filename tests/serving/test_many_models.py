@@ -26,7 +26,6 @@ from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.runtimes.runners.classify import BundleClassifier
-from gmmvit_deploy.serving._pod_probe import main as probe_of_pod
 from gmmvit_deploy.serving.named_bundles import named_paths
 from gmmvit_deploy.serving.served_models import read_models
 from tests.cli.terminal import gmmvit_here
@@ -147,17 +146,6 @@ class TestWithoutGateway:
     def test_wrong_names(self, path: str, message: str, service: SimpleNamespace) -> None:
         answer = asked(service.url, path)
         assert (answer.status_code, message in answer.json()["error"]) == (404, True), answer.text
-
-    def test_the_probe_of_a_pod_asks_each(
-        self, service: SimpleNamespace, bundles: dict[str, Bundle], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        port = service.http.rpartition(":")[2]
-        stated = {name: bundle.sha256 for name, bundle in bundles.items()}
-        for wrong in ("", *stated):
-            models = [f"{name}={'0' if name == wrong else sha256}" for name, sha256 in stated.items()]
-            assert probe_of_pod(["infer", "--port", port, "--timeout", "30", "--models", *models]) == bool(wrong)
-            *answered, last = capsys.readouterr().out.splitlines()
-            assert f"{wrong}: expected the bundle 0" in last or (not wrong and len(answered) == len(stated) - 1)
 
     def test_broken_bundles_are_named(self, service: SimpleNamespace, bundles: dict[str, Bundle]) -> None:
         text = service.errors.read_text()
