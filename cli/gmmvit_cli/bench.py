@@ -8,16 +8,15 @@ from typing import Any
 
 import typer
 
-from gmmvit_cli.models import CLASS_OF_BUNDLE
-from gmmvit_cli.options import AS_JSON, CA, DATA, ENGINE_FOLDER, KEY_FILE, MODEL_NAME, REPORT
+from gmmvit_cli.options import AS_JSON, DATA, REPORT, of_fields
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, Panel, refusals_of
 from gmmvit_cli.progress import progress
-from gmmvit_cli.runners import PRECISION_OF_RUNNERS, URLS, opened_runners, runner_option
+from gmmvit_cli.runners import opened_runners, options_of_runners, runner_option
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.inference.precision import Precision
 
 COLLECTS = True
+SHARED = (options_of_runners,)
 EXAMPLE = """gmmvit bench bundle --data digits --report bench.html
 gmmvit bench bundle --runner eager,openvino --synthetic --output a.json
 gmmvit bench --compare a.json b.json"""
@@ -41,13 +40,6 @@ def bench(
         "eager, onnxruntime, openvino+kernels if available, and the choice of gmmvit optimize or export",
         "Runners to measure",
     ),
-    key_file: Path | None = KEY_FILE,
-    ca: Path | None = CA,
-    precision: Precision = PRECISION_OF_RUNNERS,
-    engine: Path | None = ENGINE_FOLDER,
-    url: list[str] | None = URLS,
-    served_name: str = MODEL_NAME,
-    model: str | None = CLASS_OF_BUNDLE,
     batch: str = _MEASUREMENT.option("LIST", "Batch sizes to measure, separated by commas.", default="1,8,64"),
     rounds: int = _MEASUREMENT.option("N", "Number of rounds; each round measures every runner.", default=10),
     seconds: float = _MEASUREMENT.option(
@@ -101,11 +93,7 @@ def bench(
         with refusals.collected():
             options = BenchOptions(
                 plan=Plan(batches=_batches(batch), rounds=rounds, seconds=seconds),
-                data=images,
-                samples=samples,
-                bound_ms=bound_ms,
-                roofline=roofline,
-                waterfall=waterfall,
+                **{**of_fields(BenchOptions, context.params), "data": images},
             )
         with refusals.collected():
             if bundle is None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.options import AS_JSON
+from gmmvit_cli.options import AS_JSON, of_fields
 from gmmvit_cli.output import print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT, PRECISION, Panel, listed, output_option, refusals_of
 from gmmvit_cli.progress import progress
@@ -133,17 +133,9 @@ def build(
 
         with refusals.collected():
             options = BuildOptions(
-                precision=precision,
                 profiles=tuple(batch or ()),
                 capabilities=tuple(compute_capability),
-                optimization_level=optimization_level,
-                timing_cache=timing_cache,
-                version_compatible=version_compatible,
-                hardware_compatible=hardware_compatible,
-                tf32=tf32,
-                workspace_mib=workspace_mib,
-                require_fused=require_fused,
-                require_precision=require_precision,
+                **of_fields(BuildOptions, context.params),
             )
         with refusals.collected():
             bundle = None if source.suffix == ".onnx" else open_bundle(source)

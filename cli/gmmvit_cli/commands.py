@@ -48,7 +48,8 @@ JOBS: Mapping[str, Mapping[str, str]] = {
     "Check this machine": {"doctor": "Show what works on this machine, and how to install the rest."},
 }
 """Job → its commands, each with its summary. The command ``NAME`` is the function ``NAME`` of the module
-``gmmvit_cli.NAME``; its docstring continues the summary, and ``EXAMPLE`` of the module shows its use."""
+``gmmvit_cli.NAME``; its docstring continues the summary, and ``EXAMPLE`` of the module shows its use.
+``SHARED`` lists functions that declare the options that the command shares with others."""
 
 SUMMARIES: Mapping[str, str] = {name: summary for names in JOBS.values() for name, summary in names.items()}
 
@@ -99,6 +100,8 @@ class Command(TyperCommand):
     example = ""
     collects = False
     """True: the function raises what it refuses itself together with what `parse_args` refused (`refusals_of`)."""
+    shared: frozenset[str] = frozenset()
+    """Parameters that several commands share, which the function reads from its context."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Example"):
@@ -137,11 +140,11 @@ class Command(TyperCommand):
         return rest
 
     def invoke(self, ctx: Any) -> Any:
-        quiet, verbose = (ctx.params.pop(name) for name in ("quiet", "verbose"))
+        quiet, verbose = ctx.params["quiet"], ctx.params["verbose"]
         if quiet and verbose:
             raise InputError("--quiet and --verbose exclude each other", hint="type --quiet or --verbose, not both")
         set_verbosity("quiet" if quiet else "verbose" if verbose else "normal")
-        return super().invoke(ctx)
+        return ctx.invoke(self.callback, **{name: ctx.params[name] for name in ctx.params.keys() - self.shared})
 
 
 def _common_options(
@@ -157,7 +160,10 @@ def _command(name: str) -> Any:
     command = _single(function, help=f"{SUMMARIES[name]}\n\n{inspect.getdoc(function)}")
     command.example = module.EXAMPLE
     command.collects = getattr(module, "COLLECTS", False)
-    command.params += _single(_common_options).params
+    for options in (*getattr(module, "SHARED", ()), _common_options):
+        params = _single(options).params
+        command.params += params
+        command.shared |= {param.name for param in params}
     return command
 
 

@@ -5,36 +5,24 @@ from pathlib import Path
 
 import typer
 
-from gmmvit_cli.options import (
-    AS_JSON,
-    CA,
-    KEY_FILE,
-    SERVER_RELEASE,
-    SERVER_TENSORRT_VERSION,
-    SERVER_URL,
-    access_from,
-    server_from,
-)
+from gmmvit_cli.options import AS_JSON, options_of_target, target_from
 from gmmvit_cli.output import print_json, print_table
 from gmmvit_cli.panels import INPUT
 from gmmvit_cli.progress import progress
 from gmmvit_deploy.errors import InputError
 
+SHARED = (options_of_target,)
 EXAMPLE = """gmmvit doctor
 gmmvit doctor bundle --server-version 25.04"""
 
 
 def doctor(
+    context: typer.Context,
     bundle: Path | None = INPUT.argument(
         "BUNDLE",
         "Check the graphs and engines of this bundle, instead of the packages and runners of this machine.",
         default=None,
     ),
-    server_version: str | None = SERVER_RELEASE,
-    server: str | None = SERVER_URL,
-    server_tensorrt: str | None = SERVER_TENSORRT_VERSION,
-    key_file: Path | None = KEY_FILE,
-    ca: Path | None = CA,
     as_json: bool = AS_JSON,
 ) -> None:
     """Tries every package, runner, CPU kernel, engine builder and server. A runner is a program that computes logits,
@@ -45,7 +33,7 @@ def doctor(
         from gmmvit_deploy.bundle.artifacts import open_bundle
         from gmmvit_deploy.doctor import examine, examine_bundle
 
-        target = server_from(server_version, server, server_tensorrt, access_from(key_file, ca))
+        target = target_from(context.params)
         if bundle is None and target is not None:
             raise InputError(
                 "expected a bundle, because the server options check which engines of a bundle the server can load",

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import typer
 
 from gmmvit_cli.commands import collect_garbage_rarely
 from gmmvit_cli.convert import print_variants
-from gmmvit_cli.models import ARCHITECTURE, HEAD, IMAGE_SIZE, MODEL_ARGS, MODEL_SETTINGS, PRESET, RESIZE_TO, hints_from
+from gmmvit_cli.models import hints_from, options_of_checkpoints
 from gmmvit_cli.options import (
     AS_JSON,
     CALIBRATION,
@@ -17,6 +17,7 @@ from gmmvit_cli.options import (
     Normalisation,
     labels_from,
     normalisation_from,
+    of_fields,
     require_calibration,
     thresholds_from,
 )
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.models.specs import OutputName
 
 COLLECTS = True
+SHARED = (options_of_checkpoints,)
 EXAMPLE = """# a file of your own training; for your own class, add --model FILE.py:CLASS
 gmmvit export checkpoint.pth -o bundle --dataset cifar10
 # timm: a checkpoint of train.py or a model folder; a state dict needs --model
@@ -130,13 +132,6 @@ def export(
         names=tuple(_OUTPUTS),
     ),
     normalise: bool = OUTPUT.flag("--normalise", "Give the features unit length, for comparisons by cosine."),
-    model: str | None = ARCHITECTURE,
-    model_args: Mapping[str, Any] | None = MODEL_ARGS,
-    image_size: int | None = IMAGE_SIZE,
-    settings: list[str] | None = MODEL_SETTINGS,
-    preset: str | None = PRESET,
-    resize_to: int | None = RESIZE_TO,
-    head: str | None = HEAD,
     precisions: Sequence[Precision] = PRECISION.option(
         "LIST",
         f"Precisions to write, separated by commas: {listed(PRECISIONS)}. fp32 is always written.",
@@ -176,21 +171,17 @@ def export(
             prompts=tuple(prompts or ()),
         )
     with refusals.collected():
-        options = ExportOptions(
-            input_kind=input_kind,
-            max_batch=max_batch,
-            mean=normalisation.mean,
-            std=normalisation.std,
-            resize=resize,
-            crop_pct=crop_pct,
-            labels=names,
-            labels_source=f"--labels {labels}" if labels else f"--dataset {dataset}",
-            outputs=_OUTPUTS[outputs],
-            normalise=normalise,
-            task=None if task is None else _TASKS[task],
-            thresholds=None if thresholds is None else thresholds_from(thresholds),
-            thresholds_source=thresholds or "--thresholds",
-        )
+        read = {
+            "mean": normalisation.mean,
+            "std": normalisation.std,
+            "labels": names,
+            "labels_source": f"--labels {labels}" if labels else f"--dataset {dataset}",
+            "outputs": _OUTPUTS[outputs],
+            "task": None if task is None else _TASKS[task],
+            "thresholds": None if thresholds is None else thresholds_from(thresholds),
+            "thresholds_source": thresholds or "--thresholds",
+        }
+        options = ExportOptions(**{**of_fields(ExportOptions, context.params), **read})
         refuse_unstated(checkpoint, hints, options, refusals)
     with refusals.collected():
         require_calibration(precisions, calibration)

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME
+from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME, of_fields
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import INPUT, TARGET, Panel, output_option
 from gmmvit_deploy.errors import InputError
@@ -19,57 +19,65 @@ GATEWAY = Panel("Gateway")
 LOOPBACK = "127.0.0.1"
 
 
-LISTEN = GATEWAY.option(
-    "ADDRESS",
-    "Address for the gateway to listen on; 0.0.0.0 means all addresses. Any address but loopback needs --tls-cert "
-    "or --insecure.",
-    show_default=LOOPBACK,
-)
-KEYS = GATEWAY.option(
-    "FILE",
-    "Key file with a line NAME KEY for each client, required for a gateway; models=NAME,NAME at its end opens only "
-    "these models. 'gmmvit serve' reloads a changed file.",
-    must_exist=True,
-)
-TLS_CERT = GATEWAY.option("FILE", "PEM file of the certificate and its chain.", must_exist=True)
-TLS_KEY = GATEWAY.option(
-    "FILE",
-    "PEM file of the private key, without a password.",
-    must_exist=True,
-    show_default="in the file of --tls-cert",
-)
-INSECURE = GATEWAY.flag(
-    "--insecure",
-    "Permit connections from other machines without TLS; in 'gmmvit serve', also without a gateway.",
-)
-MAX_BODY = GATEWAY.option("BYTES", "Maximum size of a request in bytes.", min=1024, default=DEFAULT_BODY_BYTES)
-ALLOW_JSON = GATEWAY.option(
-    "BYTES",
-    "Accept tensors in JSON in requests of at most this size in bytes; 0 refuses tensors in JSON. For a uint8 "
-    "input, Triton reads 300 in JSON as 44, without an error.",
-    min=0,
-    default=0,
-)
-IN_FLIGHT = GATEWAY.option(
-    "N",
-    "Maximum number of requests that Triton gets at the same time, for each of HTTP, gRPC and "
-    "POST /classify; further requests wait in the gateway.",
-    min=1,
-    show_default="from the measurement of gmmvit tune, else 16",
-)
-QUEUE_LIMIT = GATEWAY.option(
-    "N",
-    "Maximum number of requests that wait in the gateway, all protocols together; further requests are refused "
-    "at once.",
-    min=0,
-    default=DEFAULT_QUEUE_LIMIT,
-)
-QUEUE_TIMEOUT = GATEWAY.option(
-    "MS",
-    "Maximum time that a request waits in the gateway, in milliseconds; then it is refused.",
-    min=1,
-    show_default="the latency limit of gmmvit tune, else 250",
-)
+def options_of_gateways(
+    listen: str | None = GATEWAY.option(
+        "ADDRESS",
+        "Address for the gateway to listen on; 0.0.0.0 means all addresses. Any address but loopback needs --tls-cert "
+        "or --insecure.",
+        show_default=LOOPBACK,
+    ),
+    keys: Path | None = GATEWAY.option(
+        "FILE",
+        "Key file with a line NAME KEY for each client, required for a gateway; models=NAME,NAME at its end opens only "
+        "these models. 'gmmvit serve' reloads a changed file.",
+        must_exist=True,
+    ),
+    tls_cert: Path | None = GATEWAY.option("FILE", "PEM file of the certificate and its chain.", must_exist=True),
+    tls_key: Path | None = GATEWAY.option(
+        "FILE",
+        "PEM file of the private key, without a password.",
+        must_exist=True,
+        show_default="in the file of --tls-cert",
+    ),
+    insecure: bool = GATEWAY.flag(
+        "--insecure",
+        "Permit connections from other machines without TLS; in 'gmmvit serve', also without a gateway.",
+    ),
+    max_body: int = GATEWAY.option(
+        "BYTES", "Maximum size of a request in bytes.", min=1024, default=DEFAULT_BODY_BYTES
+    ),
+    allow_json: int = GATEWAY.option(
+        "BYTES",
+        "Accept tensors in JSON in requests of at most this size in bytes; 0 refuses tensors in JSON. For a uint8 "
+        "input, Triton reads 300 in JSON as 44, without an error.",
+        min=0,
+        default=0,
+    ),
+    in_flight: int | None = GATEWAY.option(
+        "N",
+        "Maximum number of requests that Triton gets at the same time, for each of HTTP, gRPC and "
+        "POST /classify; further requests wait in the gateway.",
+        min=1,
+        show_default="from the measurement of gmmvit tune, else 16",
+    ),
+    queue_limit: int = GATEWAY.option(
+        "N",
+        "Maximum number of requests that wait in the gateway, all protocols together; further requests are refused "
+        "at once.",
+        min=0,
+        default=DEFAULT_QUEUE_LIMIT,
+    ),
+    queue_timeout: int | None = GATEWAY.option(
+        "MS",
+        "Maximum time that a request waits in the gateway, in milliseconds; then it is refused.",
+        min=1,
+        show_default="the latency limit of gmmvit tune, else 250",
+    ),
+) -> None:
+    """Declare what `gateway_settings` reads."""
+
+
+SHARED = (options_of_gateways,)
 
 
 def gateway(
@@ -88,16 +96,6 @@ def gateway(
     triton_ports: str = TARGET.option("PORTS", "Triton's ports for HTTP, gRPC and metrics.", default="8000,8001,8002"),
     ports: str = GATEWAY.option("PORTS", "The gateway's ports for HTTP, gRPC and metrics.", default="8443,8444,8445"),
     name: str = MODEL_NAME,
-    listen: str | None = LISTEN,
-    keys: Path | None = KEYS,
-    tls_cert: Path | None = TLS_CERT,
-    tls_key: Path | None = TLS_KEY,
-    insecure: bool = INSECURE,
-    max_body: int = MAX_BODY,
-    allow_json: int = ALLOW_JSON,
-    in_flight: int | None = IN_FLIGHT,
-    queue_limit: int = QUEUE_LIMIT,
-    queue_timeout: int | None = QUEUE_TIMEOUT,
     force: bool = FORCE,
     as_json: bool = AS_JSON,
 ) -> None:
@@ -133,17 +131,10 @@ def gateway_settings(given: dict[str, Any]) -> GatewaySettings:
     if given["keys"] is None:
         raise InputError("a gateway needs --keys FILE", hint="write a file with a line NAME KEY for each client")
     return GatewaySettings(
-        keys=given["keys"],
-        listen=given["listen"] or LOOPBACK,
-        tls_cert=given["tls_cert"],
-        tls_key=given["tls_key"],
-        insecure=given["insecure"],
         max_body_bytes=given["max_body"],
         json_bytes=given["allow_json"],
-        in_flight=given["in_flight"],
-        queue_limit=given["queue_limit"],
         queue_timeout_ms=given["queue_timeout"],
-        access_log=given.get("access_log"),
+        **{**of_fields(GatewaySettings, given), "listen": given["listen"] or LOOPBACK},
     )
 
 

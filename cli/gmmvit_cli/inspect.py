@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gmmvit_cli.models import (
-    ARCHITECTURE,
-    HEAD,
-    IMAGE_SIZE,
-    MODEL_ARGS,
-    MODEL_SETTINGS,
-    PRESET,
-    RESIZE_TO,
-    hints_from,
-    permit_class,
-)
+from gmmvit_cli.models import hints_from, options_of_checkpoints, permit_class
 from gmmvit_cli.options import AS_JSON
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, OUTPUT
@@ -35,6 +25,7 @@ if TYPE_CHECKING:
     from gmmvit_deploy.inference.runner_name import RunnerName
     from gmmvit_deploy.reports.pictures.attention_of_image import ImageAttention
 
+SHARED = (options_of_checkpoints,)
 EXAMPLE = """gmmvit inspect checkpoint.pth --report masks.html
 gmmvit inspect bundle --image photo.jpg --report attention.html"""
 
@@ -51,13 +42,6 @@ def inspect(
         "Classify this image with the bundle's model, and draw the attention.",
         must_exist=True,
     ),
-    preset: str | None = PRESET,
-    image_size: int | None = IMAGE_SIZE,
-    resize_to: int | None = RESIZE_TO,
-    model: str | None = ARCHITECTURE,
-    model_args: Mapping[str, Any] | None = MODEL_ARGS,
-    head: str | None = HEAD,
-    settings: list[str] | None = MODEL_SETTINGS,
     report: Path | None = OUTPUT.option(
         "FILE",
         "Draw masks, steps and embeddings, with --image also labels and attention, to an HTML page (.html); or, "

@@ -14,7 +14,9 @@ from gmmvit_deploy.models.sources.hints import SETTINGS, LoadHints, settings_fro
 if TYPE_CHECKING:
     from gmmvit_deploy.bundle.artifacts import Bundle
 
-_CLASS = "Class that the bundle was exported with, in a Python file of yours; the file must be unchanged. gmmvit runs "
+CLASS_RUNS = (
+    "Class that the bundle was exported with, in a Python file of yours; the file must be unchanged. gmmvit runs "
+)
 
 
 def _settings_in_words() -> str:
@@ -45,56 +47,60 @@ def model_args_from(text: str) -> dict[str, Any]:
     return values
 
 
-CLASS_OF_BUNDLE = MODEL.option("FILE.py:CLASS", f"{_CLASS}this file to compute PyTorch's logits.")
 CLASS_TO_CONVERT = MODEL.option(
     "FILE.py:CLASS",
-    f"{_CLASS}this file. Required if the bundle was exported with FILE.py:CLASS.",
+    f"{CLASS_RUNS}this file. Required if the bundle was exported with FILE.py:CLASS.",
 )
-PRESET = MODEL.option(
-    "NAME",
-    "Named configuration of training, such as vit; '--preset help' lists all. Supplies what the tensors of the "
-    "checkpoint do not show: the number of heads; for a DeepViT, also the scale adjustment and the transform scale; "
-    "for an RMT, the image size and the decomposed stages.",
-    names=tuple(PRESETS),
-    listing=presets_in_words,
-)
-IMAGE_SIZE = MODEL.option(
-    "PIXELS",
-    "Width and height of the images, which are square. Required if the checkpoint does not show the size.",
-)
-RESIZE_TO = MODEL.option(
-    "PIXELS",
-    "Build the model for square images of another width and height than in training; only for models that timm "
-    "builds. Position embeddings and tables of relative position biases are resampled. The resized model is "
-    "another network, so measure the accuracy of the resized model.",
-)
-ARCHITECTURE = MODEL.option(
-    "NAME",
-    "Architecture of a model that timm builds, such as vit_tiny_patch16_224; or torchvision:VisionTransformer; or "
-    "FILE.py:CLASS, a class in a Python file of yours. With FILE.py:CLASS, gmmvit runs the file. Required for a "
-    "class of yours, and for a model of timm if the checkpoint names no architecture.",
-)
-MODEL_ARGS = MODEL.option(
-    "JSON",
-    "Arguments with which the training code built the model, as a JSON object such as "
-    '{"patch_size": 4, "num_heads": 3}. These arguments replace the arguments of the same name in the checkpoint.',
-    parser=model_args_from,
-)
-HEAD = MODEL.option(
-    "FILE",
-    "Linear classifier for a backbone without one: the state dict of a torch.nn.Linear, an .npz file with coef_ and "
-    "intercept_ of scikit-learn, or the file of the linear evaluation of DINO, DINOv2 or DINOv3.",
-    must_exist=True,
-)
-MODEL_SETTINGS = MODEL.option(
-    "NAME=VALUE",
-    "A fact that the tensors of the checkpoint do not show, such as heads=3 or channels=1; may be repeated. "
-    "'--set help' lists the names.",
-    name="--set",
-    listing=_settings_in_words,
-    autocompletion=_complete_settings,
-    show_default=False,
-)
+
+
+def options_of_checkpoints(
+    preset: str | None = MODEL.option(
+        "NAME",
+        "Named configuration of training, such as vit; '--preset help' lists all. Supplies what the tensors of the "
+        "checkpoint do not show: the number of heads; for a DeepViT, also the scale adjustment and the transform "
+        "scale; for an RMT, the image size and the decomposed stages.",
+        names=tuple(PRESETS),
+        listing=presets_in_words,
+    ),
+    image_size: int | None = MODEL.option(
+        "PIXELS",
+        "Width and height of the images, which are square. Required if the checkpoint does not show the size.",
+    ),
+    resize_to: int | None = MODEL.option(
+        "PIXELS",
+        "Build the model for square images of another width and height than in training; only for models that timm "
+        "builds. Position embeddings and tables of relative position biases are resampled. The resized model is "
+        "another network, so measure the accuracy of the resized model.",
+    ),
+    model: str | None = MODEL.option(
+        "NAME",
+        "Architecture of a model that timm builds, such as vit_tiny_patch16_224; or torchvision:VisionTransformer; or "
+        "FILE.py:CLASS, a class in a Python file of yours. With FILE.py:CLASS, gmmvit runs the file. Required for a "
+        "class of yours, and for a model of timm if the checkpoint names no architecture.",
+    ),
+    model_args: Mapping[str, Any] | None = MODEL.option(
+        "JSON",
+        "Arguments with which the training code built the model, as a JSON object such as "
+        '{"patch_size": 4, "num_heads": 3}. These arguments replace the arguments of the same name in the checkpoint.',
+        parser=model_args_from,
+    ),
+    head: str | None = MODEL.option(
+        "FILE",
+        "Linear classifier for a backbone without one: the state dict of a torch.nn.Linear, an .npz file with coef_ "
+        "and intercept_ of scikit-learn, or the file of the linear evaluation of DINO, DINOv2 or DINOv3.",
+        must_exist=True,
+    ),
+    settings: list[str] | None = MODEL.option(
+        "NAME=VALUE",
+        "A fact that the tensors of the checkpoint do not show, such as heads=3 or channels=1; may be repeated. "
+        "'--set help' lists the names.",
+        name="--set",
+        listing=_settings_in_words,
+        autocompletion=_complete_settings,
+        show_default=False,
+    ),
+) -> None:
+    """Declare what `hints_from` reads."""
 
 
 def hints_from(given: Mapping[str, Any], **more: Any) -> LoadHints:

@@ -7,7 +7,7 @@ import typer
 
 from gmmvit_cli.commands import collect_garbage_rarely
 from gmmvit_cli.models import CLASS_TO_CONVERT, permit_class
-from gmmvit_cli.options import AS_JSON, FORCE_REPORT, REPORT, complete_data
+from gmmvit_cli.options import AS_JSON, FORCE_REPORT, REPORT, complete_data, of_fields
 from gmmvit_cli.output import WIDTH, note, print_json, print_table
 from gmmvit_cli.panels import INPUT, Panel, refusals_of
 from gmmvit_cli.progress import progress
@@ -80,15 +80,7 @@ def optimize(
 
         refusals = refusals_of(context)
         with refusals.collected():
-            options = OptimizeOptions(
-                data=data,
-                limit=limit,
-                calibration=calibration,
-                gate=gate,
-                keep_decisions=keep_decisions,
-                goal=goal,
-                batch=batch,
-            )
+            options = OptimizeOptions(**of_fields(OptimizeOptions, context.params))
         with refusals.collected():
             opened = open_bundle(bundle)
         refusals.raise_all()

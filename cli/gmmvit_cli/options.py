@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -18,7 +19,7 @@ from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_from
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gmmvit_deploy.exporting.options import Thresholds
     from gmmvit_deploy.inference.precision import Precision
@@ -110,18 +111,25 @@ CA = TARGET.option(
     show_envvar=False,
     show_default="the variable GMMVIT_CA, else the public authorities",
 )
-SERVER_RELEASE = TARGET.option(
-    "RELEASE", "Release of NVIDIA's Triton container that will load the engine, such as 25.04."
-)
-SERVER_URL = TARGET.option(
-    "URL",
-    "Running Triton server that will load the engine: grpc://HOST:PORT or http://HOST:PORT; with TLS, grpcs:// or "
-    "https://.",
-)
-SERVER_TENSORRT_VERSION = TARGET.option(
-    "VERSION",
-    "TensorRT version of the server, such as 10.9.0. Required if gmmvit does not know the server's release.",
-)
+
+
+def options_of_target(
+    server_version: str | None = TARGET.option(
+        "RELEASE", "Release of NVIDIA's Triton container that will load the engine, such as 25.04."
+    ),
+    server: str | None = TARGET.option(
+        "URL",
+        "Running Triton server that will load the engine: grpc://HOST:PORT or http://HOST:PORT; with TLS, grpcs:// or "
+        "https://.",
+    ),
+    server_tensorrt: str | None = TARGET.option(
+        "VERSION",
+        "TensorRT version of the server, such as 10.9.0. Required if gmmvit does not know the server's release.",
+    ),
+    key_file: Path | None = KEY_FILE,
+    ca: Path | None = CA,
+) -> None:
+    """Declare what `target_from` reads."""
 
 
 class Normalisation(NamedTuple):
@@ -241,22 +249,28 @@ def access_from(key_file: Path | None, ca: Path | None) -> Access:
     return open_access(key_file=key_file, ca=ca)
 
 
-def server_from(release: str | None, url: str | None, tensorrt: str | None, access: Access) -> ServerTensorRT | None:
+def target_from(given: Mapping[str, Any]) -> ServerTensorRT | None:
     """Return the server whose TensorRT must load an engine; None if no option names a server."""
     from gmmvit_deploy.runtimes.engines.compatibility import server_tensorrt
     from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 
+    release, url, tensorrt = given["server_version"], given["server"], given["server_tensorrt"]
     if release is not None and url is not None:
         raise InputError(
             "--server-version and --server exclude each other",
             hint=f"type --server {url} or --server-version {release}, not both",
         )
     if url is not None:
-        with TritonConnection(url, access=access) as connection:
+        with TritonConnection(url, access=access_from(given["key_file"], given["ca"])) as connection:
             return server_tensorrt(triton=connection.version(), tensorrt=tensorrt, name=url)
     if release is None and tensorrt is None:
         return None
     return server_tensorrt(release=release, tensorrt=tensorrt)
+
+
+def of_fields(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a command that have the names of a dataclass's fields."""
+    return {field.name: given[field.name] for field in fields(kind) if field.name in given}
 
 
 def typed(context: typer.Context, panel: Panel, *names: str) -> list[str]:

@@ -2,26 +2,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 import typer
 
 from gmmvit_cli.commands import collect_garbage_rarely
-from gmmvit_cli.models import CLASS_OF_BUNDLE
-from gmmvit_cli.options import AS_JSON, CA, DATA, ENGINE_FOLDER, FORCE_REPORT, KEY_FILE, MODEL_NAME, REPORT
+from gmmvit_cli.options import AS_JSON, DATA, FORCE_REPORT, REPORT, of_fields
 from gmmvit_cli.output import WIDTH, note, print_error, print_json, print_table, verbosity
 from gmmvit_cli.panels import GENERAL, INPUT, Panel, refusals_of
 from gmmvit_cli.progress import progress
-from gmmvit_cli.runners import PRECISION_OF_RUNNERS, URLS, opened_runners, runner_option
-from gmmvit_deploy.inference.precision import QUANTIZED, SPECS, Precision
+from gmmvit_cli.runners import opened_runners, options_of_runners, runner_option
+from gmmvit_deploy.inference.precision import QUANTIZED, SPECS
 from gmmvit_deploy.neighbours import KEEP_NEIGHBOURS
 
 if TYPE_CHECKING:
     from gmmvit_deploy.parity.report import ParityReport, RunnerReport
 
 COLLECTS = True
+SHARED = (options_of_runners,)
 EXAMPLE = """gmmvit parity bundle
 gmmvit parity bundle --runner openvino:bf16 --data digits --report parity.html"""
 
@@ -54,13 +53,6 @@ def parity(
         "onnxruntime, openvino+kernels if available, and the choice of gmmvit optimize",
         "Runners to compare with PyTorch",
     ),
-    key_file: Path | None = KEY_FILE,
-    ca: Path | None = CA,
-    precision: Precision = PRECISION_OF_RUNNERS,
-    engine: Path | None = ENGINE_FOLDER,
-    url: list[str] | None = URLS,
-    served_name: str = MODEL_NAME,
-    model: str | None = CLASS_OF_BUNDLE,
     gate: float | None = _CHECKS.option(
         "FRACTION",
         "Minimum accuracy to pass, as a fraction of PyTorch's, in top-1 and, with more than five classes, top-5.",
@@ -120,9 +112,8 @@ def parity(
         from gmmvit_deploy.parity.options import ParityOptions
 
         refusals = refusals_of(context)
-        names = {field.name for field in fields(ParityOptions)} & context.params.keys()
         with refusals.collected():
-            options = ParityOptions(**{name: context.params[name] for name in names})
+            options = ParityOptions(**of_fields(ParityOptions, context.params))
         with refusals.collected():
             opened = open_bundle(bundle)
         refusals.raise_all()

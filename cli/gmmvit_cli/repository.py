@@ -7,19 +7,15 @@ import typer
 
 from gmmvit_cli.options import (
     AS_JSON,
-    CA,
     DEFAULT_NAME,
     ENGINE_FOLDER,
     FORCE,
-    KEY_FILE,
     MODEL_NAME,
     REQUEST_PIXELS,
     RUNNER_OF_GRAPHS,
-    SERVER_RELEASE,
-    SERVER_TENSORRT_VERSION,
-    SERVER_URL,
-    access_from,
-    server_from,
+    of_fields,
+    options_of_target,
+    target_from,
 )
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import INPUT, Panel, output_option, refusals_of
@@ -28,6 +24,7 @@ from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS, runner_from
 from gmmvit_deploy.serving.names import BACKENDS, DEFAULT_REQUEST_PIXELS, Backend
 
 COLLECTS = True
+SHARED = (options_of_target,)
 EXAMPLE = """gmmvit repository bundle -o model_repository
 gmmvit repository bundle --runner openvino:bf16 --instances 2 --threads 4
 gmmvit repository shop cats=cats_bundle -o models"""
@@ -72,11 +69,6 @@ def repository(
     ),
     request_pixels: int | None = REQUEST_PIXELS,
     name: str = MODEL_NAME,
-    server_version: str | None = SERVER_RELEASE,
-    server: str | None = SERVER_URL,
-    server_tensorrt: str | None = SERVER_TENSORRT_VERSION,
-    key_file: Path | None = KEY_FILE,
-    ca: Path | None = CA,
     out: Path = output_option("REPOSITORY", "Folder to write the repository to.", default=Path("model_repository")),
     force: bool = FORCE,
     as_json: bool = AS_JSON,
@@ -107,21 +99,17 @@ def repository(
     refusals.raise_all()
     named = None if runner is None else runner_from(runner)
     default: Backend = "onnxruntime" if named is not None and named.name in ON_GPUS else "python"
-    settings = RepositoryOptions(
-        backend=backend or default,
-        runner=named,
-        max_queue_delay_us=max_queue_delay_us,
-        instances=instances,
-        threads=threads,
-        chunk=chunk,
-        preprocess_threads=preprocess_threads,
-        request_pixels=DEFAULT_REQUEST_PIXELS if request_pixels is None else request_pixels,
-    )
+    read = {
+        "backend": backend or default,
+        "runner": named,
+        "request_pixels": DEFAULT_REQUEST_PIXELS if request_pixels is None else request_pixels,
+    }
+    settings = RepositoryOptions(**{**of_fields(RepositoryOptions, context.params), **read})
     written, notes, told, skipped = dict[str, Repository](), list[str](), list[str](), list[str]()
     with progress("repository") as on_progress:
         opened = {served: open_bundle(path) for served, path in paths.items()}
         of_engine = open_engine(engine) if engine else None
-        tensorrt = server_from(server_version, server, server_tensorrt, access_from(key_file, ca))
+        tensorrt = target_from(context.params)
         with new_folder(out, force=force) as models:
             for served, bundle in opened.items():
                 options = replace(settings, name=served)

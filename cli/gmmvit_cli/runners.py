@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmmvit_cli.models import permit_class
-from gmmvit_cli.options import URL_VARIABLE, access_from
+from gmmvit_cli.models import CLASS_RUNS, permit_class
+from gmmvit_cli.options import CA, ENGINE_FOLDER, KEY_FILE, MODEL_NAME, URL_VARIABLE, access_from
 from gmmvit_cli.output import note
-from gmmvit_cli.panels import Panel, completion, listed
-from gmmvit_deploy.inference.precision import PRECISIONS
+from gmmvit_cli.panels import MODEL, Panel, completion, listed
+from gmmvit_deploy.inference.precision import PRECISIONS, Precision
 from gmmvit_deploy.precision_names import precision_from
 from gmmvit_deploy.runtimes.runners.names import RUNNERS, runner_from
 
@@ -42,19 +43,27 @@ def runner_option(default: str, purpose: str) -> Any:
     )
 
 
-PRECISION_OF_RUNNERS = _RUNNERS.option(
-    "NAME",
-    f"Precision of onnxruntime and openvino if --runner names no precision: {listed(PRECISIONS)}.",
-    autocompletion=completion(PRECISIONS),
-    parser=precision_from,
-    default="fp32",
-)
-URLS = _RUNNERS.option(
-    "URL",
-    "Address of the Triton server for triton-grpc (grpc://HOST:PORT) or triton-http (http://HOST:PORT); with "
-    "TLS, grpcs:// or https://. May be repeated, once for each protocol.",
-    show_default="the variable GMMVIT_URL, else grpc://localhost:8001, http://localhost:8000",
-)
+def options_of_runners(
+    key_file: Path | None = KEY_FILE,
+    ca: Path | None = CA,
+    precision: Precision = _RUNNERS.option(
+        "NAME",
+        f"Precision of onnxruntime and openvino if --runner names no precision: {listed(PRECISIONS)}.",
+        autocompletion=completion(PRECISIONS),
+        parser=precision_from,
+        default="fp32",
+    ),
+    engine: Path | None = ENGINE_FOLDER,
+    url: list[str] | None = _RUNNERS.option(
+        "URL",
+        "Address of the Triton server for triton-grpc (grpc://HOST:PORT) or triton-http (http://HOST:PORT); with "
+        "TLS, grpcs:// or https://. May be repeated, once for each protocol.",
+        show_default="the variable GMMVIT_URL, else grpc://localhost:8001, http://localhost:8000",
+    ),
+    served_name: str = MODEL_NAME,
+    model: str | None = MODEL.option("FILE.py:CLASS", f"{CLASS_RUNS}this file to compute PyTorch's logits."),
+) -> None:
+    """Declare what `opened_runners` reads, besides ``--runner``."""
 
 
 @contextmanager

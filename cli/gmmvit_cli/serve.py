@@ -6,22 +6,8 @@ from typing import Any
 
 import typer
 
-from gmmvit_cli.gateway import (
-    ALLOW_JSON,
-    GATEWAY,
-    IN_FLIGHT,
-    INSECURE,
-    KEYS,
-    LISTEN,
-    LOOPBACK,
-    MAX_BODY,
-    QUEUE_LIMIT,
-    QUEUE_TIMEOUT,
-    TLS_CERT,
-    TLS_KEY,
-    gateway_settings,
-)
-from gmmvit_cli.options import AS_JSON, REQUEST_PIXELS, RUNNER_OF_GRAPHS, TRITONSERVER, typed
+from gmmvit_cli.gateway import GATEWAY, LOOPBACK, gateway_settings, options_of_gateways
+from gmmvit_cli.options import AS_JSON, REQUEST_PIXELS, RUNNER_OF_GRAPHS, TRITONSERVER, of_fields, typed
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import INPUT, OUTPUT, TARGET, refusals_of
 from gmmvit_cli.progress import progress
@@ -30,6 +16,7 @@ from gmmvit_deploy.errors import ServerError
 from gmmvit_deploy.serving.gateway.options import GatewaySettings, require_insecure
 
 COLLECTS = True
+SHARED = (options_of_gateways,)
 EXAMPLE = """gmmvit serve bundle
 gmmvit serve shop cats=cats_bundle fraud
 gmmvit serve model_repository --http-port 0 --grpc-port 0 --log server.log
@@ -80,16 +67,6 @@ def serve(
         "Run HAProxy in front of the server: keys, TLS, limits, and a queue. Needs --keys. HAProxy then listens "
         "on the ports for HTTP, gRPC and metrics.",
     ),
-    listen: str | None = LISTEN,
-    keys: Path | None = KEYS,
-    tls_cert: Path | None = TLS_CERT,
-    tls_key: Path | None = TLS_KEY,
-    insecure: bool = INSECURE,
-    max_body: int = MAX_BODY,
-    allow_json: int = ALLOW_JSON,
-    in_flight: int | None = IN_FLIGHT,
-    queue_limit: int = QUEUE_LIMIT,
-    queue_timeout: int | None = QUEUE_TIMEOUT,
     access_log: Path | None = OUTPUT.option(
         "FILE", "File to which the gateway appends a line of JSON for each request.", show_default="stderr"
     ),
@@ -131,14 +108,7 @@ def serve(
     from gmmvit_deploy.serving.server_log import stamped
     from gmmvit_deploy.serving.service import Service
 
-    options = ServerOptions(
-        host=host,
-        http_port=http_port,
-        grpc_port=grpc_port,
-        metrics_port=metrics_port,
-        start_timeout_s=start_timeout,
-        log_path=log,
-    )
+    options = ServerOptions(start_timeout_s=start_timeout, log_path=log, **of_fields(ServerOptions, context.params))
     shown = ExitStack()
 
     def announce(service: Service) -> None:
@@ -198,7 +168,7 @@ def serve(
                 options,
                 classify_port=DEFAULT_CLASSIFY_PORT if classify_port is None else classify_port,
                 gateway=settings,
-                insecure=insecure,
+                insecure=context.params["insecure"],
                 leave_out=leave_out,
                 on_note=note,
                 **how,

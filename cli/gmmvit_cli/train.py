@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import typer
 
 from gmmvit_cli.models import model_args_from, presets_in_words
-from gmmvit_cli.options import AS_JSON, FORCE, complete_data, normalisation_from
+from gmmvit_cli.options import AS_JSON, FORCE, complete_data, normalisation_from, of_fields
 from gmmvit_cli.output import print_json, print_table
 from gmmvit_cli.panels import INPUT, MODEL, OUTPUT, Panel, listed, output_option
 from gmmvit_cli.progress import progress
@@ -18,7 +18,7 @@ from gmmvit_deploy.images.data.files import KINDS
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES, ResizeRule
 from gmmvit_deploy.models.families import PRESETS
 from gmmvit_deploy.models.specs import MaskKind
-from gmmvit_deploy.training.recipe import POLICIES, RECIPES, REPETITIONS, Policy, Repetition, recipe_from
+from gmmvit_deploy.training.recipe import POLICIES, RECIPES, REPETITIONS, Policy, Recipe, Repetition, recipe_from
 
 EXAMPLE = """gmmvit train -o trained --data cifar10:PATH --preset vit --mask gmm
 gmmvit train -o trained --data digits --model test_vit --recipe light"""
@@ -30,6 +30,7 @@ _RECIPE = Panel("Recipe")
 
 
 def train(
+    context: typer.Context,
     data: str = INPUT.option(
         "KIND:PATH",
         f"Images to train on, each with a single class: KIND:PATH, or only the word {KINDS[-1]} for "
@@ -90,22 +91,24 @@ def train(
     seed: int = _RECIPE.option("N", "Where all random numbers of the run start.", default=0),
     rate: float | None = _RECIPE.option("NUMBER", "Learning rate after the warm-up."),
     weight_decay: float | None = _RECIPE.option("NUMBER", "Weight decay of AdamW."),
-    mask_decay: bool | None = _RECIPE.flag(
+    decays_masks: bool | None = _RECIPE.flag(
         "--mask-decay/--no-mask-decay",
         "Whether the parameters of the masks also decay, as in the released code.",
         default=None,
     ),
-    repeat: Repetition | None = _RECIPE.option(
+    repetition: Repetition | None = _RECIPE.option(
         "KIND",
         "What an epoch is. passes: three passes over the images, which the released code takes for repeated "
         "augmentation. batches: repeated augmentation, an image three times in a batch. none: a single pass.",
+        name="--repeat",
         names=REPETITIONS,
     ),
     drop_path: float | None = _RECIPE.option("NUMBER", "Stochastic depth of the last block."),
-    auto_augment: Policy | None = _RECIPE.option(
+    policy: Policy | None = _RECIPE.option(
         "POLICY",
         f"Policy of AutoAugment: {listed(POLICIES)}. The recipe paper takes the policy of the data set, svhn for "
         "digits, and imagenet for all others.",
+        name="--auto-augment",
         names=POLICIES,
     ),
     padding: int | None = _RECIPE.option("PIXELS", "Pixels around an image before a random crop of the image's size."),
@@ -153,41 +156,20 @@ def train(
     chosen = recipe_from(
         recipe,
         data.partition("#")[0].partition(":")[0],
-        epochs=epochs,
-        batch=batch,
-        rate=rate,
-        weight_decay=weight_decay,
-        decays_masks=mask_decay,
-        repetition=repeat,
-        drop_path=drop_path,
-        policy=auto_augment,
-        padding=padding,
-        flip=flip,
-        ema=ema,
+        **of_fields(Recipe, context.params),
     )
     with progress("train") as on_progress:
         from gmmvit_deploy.training.run import TrainOptions
         from gmmvit_deploy.training.run import train as run
 
-        options = TrainOptions(
-            data=data,
-            test=test,
-            preset=preset,
-            model=model,
-            model_args=model_args or {},
-            mask=mask or "plain",
-            image_size=image_size,
-            channels=channels,
-            mean=normalisation.mean,
-            std=normalisation.std,
-            resize=resize,
-            crop_pct=crop_pct,
-            recipe=chosen,
-            seed=seed,
-            device=device,
-            workers=workers,
-            save_steps=save_steps,
-        )
+        read = {
+            "model_args": model_args or {},
+            "mask": mask or "plain",
+            "mean": normalisation.mean,
+            "std": normalisation.std,
+            "recipe": chosen,
+        }
+        options = TrainOptions(**{**of_fields(TrainOptions, context.params), **read})
         result = run(out, options, resume=resume, force=force, on_progress=on_progress)
     if result is None:  # torchrun started this process beside the first
         return

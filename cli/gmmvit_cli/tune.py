@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import typer
 
-from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME
+from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME, of_fields
 from gmmvit_cli.output import note, print_json, print_table
 from gmmvit_cli.panels import INPUT, Panel, completion, listed, output_option
 from gmmvit_cli.progress import progress
@@ -27,6 +27,7 @@ def _runners(text: str) -> tuple[RunnerName, ...]:
 
 
 def tune(
+    context: typer.Context,
     bundle: Path = INPUT.argument("BUNDLE", "The bundle to serve."),
     bound_ms: float = _SEARCH.option(
         "MS", "Limit of the p99 latency (99% of requests are faster), measured by the client.", default=...
@@ -57,9 +58,7 @@ def tune(
         from gmmvit_deploy.bench.tune import tune as tuned
         from gmmvit_deploy.bundle.artifacts import open_bundle
 
-        options = TuneOptions(
-            runners=None if runners is None else tuple(runners), bound_ms=bound_ms, protocol=protocol, name=name
-        )
+        options = TuneOptions(**of_fields(TuneOptions, context.params))
         result = tuned(open_bundle(bundle), out, options, force=force, on_progress=on_progress)
     if as_json:
         print_json(result.to_json())
