@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import FormParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
 from gmmvit_deploy.serving.front.options import RETRY_AFTER_S
@@ -185,72 +186,29 @@ def _shown(value: Any) -> str:
 
 
 def _parts(body: bytes, boundary: bytes, max_images: int) -> list[bytes]:
-    parts = _Parts(max_images)
+    images: list[bytes] = []
+    ended: list[bool] = []
+
+    def on_file(file: Any) -> None:
+        if len(images) == max_images:
+            raise Refusal(400, f"the request has more than {max_images} images, the maximum in a request")
+        images.append(file.file_object.getvalue())
+
+    def on_field(field: Any) -> None:
+        name = (field.field_name or b"").decode("utf-8", errors="replace")[:40]
+        meant = "write top into the address, as in /classify?top=3"
+        if name != "top":
+            meant = f"did you mean curl -F {name}=@photo.jpg?"
+        got = "got a field without a file name"
+        raise Refusal(400, f"part {len(images)} ({name!r}): expected a file, {got}; {meant}")
+
+    config = {"MAX_MEMORY_FILE_SIZE": math.inf}  # no file is written
     try:
-        parser = MultipartParser(boundary, parts.callbacks(), max_header_count=8, max_header_size=4096)
+        parser = FormParser(MULTIPART, on_field, on_file, lambda: ended.append(True), boundary, config=config)
         parser.write(body)
         parser.finalize()
     except FormParserError as exc:
         raise Refusal(400, f"the body is not valid {MULTIPART}: {exc}") from exc
-    if not parts.complete:
+    if not ended:
         raise Refusal(400, f"the body is not valid {MULTIPART}: expected the closing boundary at its end")
-    return parts.images
-
-
-class _Parts:
-    """Collects the files of multipart/form-data."""
-
-    def __init__(self, max_images: int) -> None:
-        self.images: list[bytes] = []
-        self.complete = False
-        self._max_images = max_images
-        self._header, self._value = b"", b""
-        self._disposition = b""
-        self._pieces: list[bytes] = []
-
-    def callbacks(self) -> Any:
-        return {
-            "on_part_begin": self._begin,
-            "on_part_data": self._data,
-            "on_part_end": self._end,
-            "on_header_field": self._field,
-            "on_header_value": self._text,
-            "on_header_end": self._header_end,
-            "on_headers_finished": self._headers_finished,
-            "on_end": self._complete,
-        }
-
-    def _begin(self) -> None:
-        if len(self.images) == self._max_images:
-            raise Refusal(400, f"the request has more than {self._max_images} images, the maximum in a request")
-        self._disposition, self._pieces = b"", []
-
-    def _data(self, data: bytes, start: int, end: int) -> None:
-        self._pieces.append(data[start:end])
-
-    def _end(self) -> None:
-        self.images.append(b"".join(self._pieces))
-
-    def _field(self, data: bytes, start: int, end: int) -> None:
-        self._header += data[start:end]
-
-    def _text(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-
-    def _header_end(self) -> None:
-        if self._header.lower() == b"content-disposition":
-            self._disposition = self._value
-        self._header, self._value = b"", b""
-
-    def _headers_finished(self) -> None:
-        _, options = parse_options_header(self._disposition)
-        if b"filename" not in options:
-            name = options.get(b"name", b"").decode("utf-8", errors="replace")[:40]
-            meant = "write top into the address, as in /classify?top=3"
-            if name != "top":
-                meant = f"did you mean curl -F {name}=@photo.jpg?"
-            got = "got a field without a file name"
-            raise Refusal(400, f"part {len(self.images)} ({name!r}): expected a file, {got}; {meant}")
-
-    def _complete(self) -> None:
-        self.complete = True
+    return images
