@@ -58,12 +58,6 @@ def repository(
         "onnxruntime.",
         default=0,
     ),
-    chunk: int = _BATCHING.option(
-        "N",
-        "Largest number of images that a core computes at once, a power of two up to 128, with --backend python; "
-        "0 means 4 in ONNX Runtime and 8 in OpenVINO.",
-        default=0,
-    ),
     preprocess_threads: int = _BATCHING.option(
         "N", "Threads and processes that decode images; 0 means as many as there are cores.", default=0
     ),

@@ -154,7 +154,7 @@ def _network(bundle: Bundle, options: RepositoryOptions, runner: RunnerName, car
         # also to cores outside the affinity.
         _state(config, {"intra_op_thread_count": str(options.threads or cores())})
     if options.backend == "python":
-        _state(config, {"threads": str(options.threads), "chunk": str(options.chunk)})
+        _state(config, {"threads": str(options.threads)})
         if answers := recorded_answers(bundle.path):
             _state(config, {"expected_answers": json.dumps(answers)})
     # The python backend runs these batches itself, to compare them with the reference outputs.

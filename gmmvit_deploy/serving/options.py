@@ -11,8 +11,6 @@ from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.runners.names import ON_CPUS, ON_GPUS
 from gmmvit_deploy.serving.names import DEFAULT_REQUEST_PIXELS, Backend
 
-_CHUNKS = tuple(1 << power for power in range(8))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryOptions:
@@ -26,8 +24,6 @@ class RepositoryOptions:
     instances: the number of copies of the network that run in parallel.
     threads: the number of threads of the runtime in an instance; 0 means a thread for each core: of the server with the
     python backend, of this machine with the onnxruntime backend, whose configuration must state a number.
-    chunk: the maximum number of images that a core computes at once, a power of two; 0 means 4 in ONNX Runtime, and
-    8 in OpenVINO, or 2 for a large network. For the python backend.
     preprocess_threads: the number of threads that decode small images, and of processes that decode large images; 0
     means as many as the server has cores.
     request_pixels: the maximum number of pixels in the images of a request, before or after resizing, whichever is
@@ -42,7 +38,6 @@ class RepositoryOptions:
     max_queue_delay_us: int = 0
     instances: int = 1
     threads: int = 0
-    chunk: int = 0
     preprocess_threads: int = 0
     request_pixels: int = DEFAULT_REQUEST_PIXELS
 
@@ -56,11 +51,6 @@ class RepositoryOptions:
         for field in ("max_queue_delay_us", "threads", "preprocess_threads"):
             if getattr(self, field) < 0:
                 raise InputError(f"{field}: expected at least 0, got {getattr(self, field)}")
-        if self.chunk and (self.chunk not in _CHUNKS or self.backend != "python"):
-            raise InputError(
-                f"chunk: expected 0, or one of {', '.join(map(str, _CHUNKS))} with --backend python, got {self.chunk} "
-                f"with --backend {self.backend}"
-            )
         for field in ("instances", "request_pixels"):
             if getattr(self, field) < 1:
                 raise InputError(f"{field}: expected at least 1, got {getattr(self, field)}")

@@ -26,17 +26,15 @@ needs_kernel = pytest.mark.skipif(our_kernels("fp32")[0] is None, reason="our ke
 
 
 @pytest.mark.parametrize(
-    ("name", "chunk", "by"),
+    ("name", "by"),
     [
-        ("onnxruntime", 2, "ONNX Runtime"),
-        ("openvino", 0, "OpenVINO"),
-        pytest.param("openvino+kernels", 2, "our kernels", marks=needs_kernel),
+        ("onnxruntime", "ONNX Runtime"),
+        ("openvino", "OpenVINO"),
+        pytest.param("openvino+kernels", "our kernels", marks=needs_kernel),
     ],
 )
-def test_settings_and_log_state_whether_the_kernels_run(
-    name: str, chunk: int, by: str, bundle: Bundle, tmp_path: Path
-) -> None:
-    options = RepositoryOptions(runner=RunnerName.parse(name), threads=1, chunk=chunk)
+def test_settings_and_log_state_whether_the_kernels_run(name: str, by: str, bundle: Bundle, tmp_path: Path) -> None:
+    options = RepositoryOptions(runner=RunnerName.parse(name), threads=1)
     repository = repository_from_bundle(bundle, tmp_path / "models", options)
     log: list[str] = []
     with (
@@ -44,8 +42,7 @@ def test_settings_and_log_state_whether_the_kernels_run(
         TritonRunner(bundle, server.grpc_url) as runner,
     ):
         assert runner.settings["runner"] == runner.provenance()["runner"] == name
-        assert runner.settings["chunk"] == str(options.chunk)
-        inputs = fresh_inputs(bundle, 5)  # in chunks of 2, the last chunk has a single image
+        inputs = fresh_inputs(bundle, 5)
         with open_runner(name, bundle) as local:
             np.testing.assert_allclose(runner.run(inputs), local.run(inputs), atol=1e-5)
     assert any(f"attention is computed by {by}" in line for line in log)

@@ -204,8 +204,6 @@ def test_a_refusal_names_what_to_type_and_leaves_no_folder(bundle: Bundle, tmp_p
         ({"instances": 0}, "instances: expected at least 1, got 0"),
         ({"threads": -1}, "threads: expected at least 0, got -1"),
         ({"preprocess_threads": -1}, "preprocess_threads: expected at least 0, got -1"),
-        ({"chunk": 3}, "chunk: expected 0, or one of 1, 2, "),
-        ({"chunk": 4, "backend": "onnxruntime"}, "with --backend onnxruntime"),
         ({"runner": "onnxruntime-cuda"}, "needs --backend onnxruntime, got --backend python"),
         ({"backend": "tensorrt", "runner": "onnxruntime:fp16"}, "the engine of --engine, built in a fixed precision"),
         ({"runner": "eager"}, "runner: expected one of openvino.kernels, openvino, .*, got 'eager'"),

@@ -29,7 +29,7 @@ _ADDRESS_HINT = "type --url and the address of a Triton server: grpc://HOST:PORT
 _TRITON_TYPES = {"uint8": "UINT8", "float32": "FP32", "object": "BYTES"}
 _SERVER_PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 _RUNNER = "gmmvit_runner"
-_STATED = {"runner": _RUNNER, "threads": "threads", "chunk": "chunk", "intra_op_thread_count": "intra_op_thread_count"}
+_STATED = {"runner": _RUNNER, "threads": "threads", "intra_op_thread_count": "intra_op_thread_count"}
 """Setting → the parameter of a model's configuration that states it."""
 
 

@@ -46,7 +46,6 @@ class TritonPythonModel:
         self.input = config["input"][0]["name"]
         self.outputs = [output["name"] for output in config["output"]]
         threads = int(parameters["threads"])  # 0 uses a thread per core
-        chunk = int(parameters["chunk"])  # 0 uses the default of the runtime
         runner = RunnerName.parse(parameters["gmmvit_runner"])
         self.counters: list[Any] = []
         self.answers: _Answers | None = None
@@ -54,7 +53,7 @@ class TritonPythonModel:
         def network(name: RunnerName, file: str, limits: str) -> Any:
             graph = str(Path(__file__).with_name(file))
             of_openvino = name.runtime == "openvino"
-            loaded = _openvino(graph, threads, chunk, name) if of_openvino else _onnxruntime(graph, threads, chunk)
+            loaded = _openvino(graph, threads, name) if of_openvino else _onnxruntime(graph, threads)
             loaded.prepare(self.max_batch)
             full = min(self.max_batch, loaded.chunk * loaded.threads)
             _require_reference_outputs(loaded.answers, json.loads(parameters[limits]), full)
@@ -181,7 +180,7 @@ def _family(name: str, meaning: str, kind: str = "COUNTER") -> Any:
     return families(name=name, description=meaning, kind=getattr(families, kind))
 
 
-def _onnxruntime(graph: str, threads: int, chunk: int) -> Any:
+def _onnxruntime(graph: str, threads: int) -> Any:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read at the import: ONNX Runtime would report its use
     import onnxruntime
     from gmmvit_inference.onnxruntime_program import OnnxRuntimeProgram, session_options
@@ -191,24 +190,24 @@ def _onnxruntime(graph: str, threads: int, chunk: int) -> Any:
     def session(number: int) -> Any:
         return onnxruntime.InferenceSession(graph, session_options(number), providers=["CPUExecutionProvider"])
 
-    return OnnxRuntimeProgram(session, threads=threads, chunk=chunk)
+    return OnnxRuntimeProgram(session, threads=threads)
 
 
-def _openvino(graph: str, threads: int, chunk: int, runner: RunnerName) -> Any:
+def _openvino(graph: str, threads: int, runner: RunnerName) -> Any:
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # OpenVINO would report its import
     from gmmvit_inference.openvino_program import OpenVinoProgram, UnusedKernelsError
 
     hint = SPECS[runner.precision].openvino
     if not runner.kernels:
         _log_attention("OpenVINO")
-        return OpenVinoProgram(graph, hint=hint, threads=threads, chunk=chunk)
+        return OpenVinoProgram(graph, hint=hint, threads=threads)
     from gmmvit_inference.openvino_kernels import kernels_from
 
     ours, why = kernels_from(Path(__file__).with_name("openvino_kernels.so"), SPECS[runner.precision].attention)
     if not ours:
         raise _without_kernels(runner, why)
     try:
-        program = OpenVinoProgram(graph, hint=hint, threads=threads, chunk=chunk, kernels=ours)
+        program = OpenVinoProgram(graph, hint=hint, threads=threads, kernels=ours)
     except UnusedKernelsError as exc:
         raise _without_kernels(runner, str(exc)) from exc
     _log_attention("our kernels")
