@@ -86,7 +86,6 @@ _PACKAGES = {
     "tensorboard": "train",
     "fsspec": "bulk",
     "pyarrow": "bulk",
-    "ray": "ray",
 }
 
 
