@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def gateway(
     for line in written.notes:
         note(line)
     if as_json:
-        print_json({"config": str(written.config), "checked_with": written.checked_with, "notes": written.notes})
+        print_json(asdict(written))
         return
     typer.echo(written.config)
 

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import typer
 
-from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME, typed
+from gmmvit_cli.options import AS_JSON, FORCE, MODEL_NAME, of_fields, typed
 from gmmvit_cli.output import note, print_json
 from gmmvit_cli.panels import INPUT, TARGET, Panel, output_option
 from gmmvit_deploy.errors import InputError
@@ -137,32 +137,13 @@ def manifests(
         )
         written = job_manifests_from_bundle(path, out, job, force=force)
     else:
-        options = ManifestOptions(
-            image=image,
-            fetch_image=fetch_image,
-            name=object_name,
-            model=model,
-            style=style,
-            model_name=name,
-            clients=clients,
-            monitoring=monitoring,
-            max_body_bytes=max_body,
-            gpus=gpus,
-            min_pods=replicas[0],
-            max_pods=replicas[1],
-        )
+        read = {"name": object_name, "model": model, "model_name": name, "max_body_bytes": max_body}
+        read |= {"min_pods": replicas[0], "max_pods": replicas[1]}
+        options = ManifestOptions(**{**of_fields(ManifestOptions, context.params), **read})
         written = manifests_from_bundle(path, out, options, tuned=tuned, force=force)
     if as_json:
-        print_json(
-            {
-                "path": str(written.path),
-                "apply": str(written.apply),
-                "files": written.files,
-                "secrets": dict(written.secrets),
-                "warnings": written.warnings,
-                "images": dict(written.images),
-            }
-        )
+        shown = ("path", "apply", "files", "secrets", "warnings", "images")
+        print_json({name: getattr(written, name) for name in shown})
         return
     for warning in written.warnings:
         note(warning)
