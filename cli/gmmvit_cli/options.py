@@ -255,13 +255,14 @@ def target_from(given: Mapping[str, Any]) -> ServerTensorRT | None:
     from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 
     release, url, tensorrt = given["server_version"], given["server"], given["server_tensorrt"]
+    access = access_from(given["key_file"], given["ca"])
     if release is not None and url is not None:
         raise InputError(
             "--server-version and --server exclude each other",
             hint=f"type --server {url} or --server-version {release}, not both",
         )
     if url is not None:
-        with TritonConnection(url, access=access_from(given["key_file"], given["ca"])) as connection:
+        with TritonConnection(url, access=access) as connection:
             return server_tensorrt(triton=connection.version(), tensorrt=tensorrt, name=url)
     if release is None and tensorrt is None:
         return None
