@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from python_multipart.multipart import FormParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
 from gmmvit_deploy.serving.front.options import RETRY_AFTER_S
+
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # its warnings quote what a client sent
 
 MULTIPART = "multipart/form-data"
 _OF_CURL = "application/x-www-form-urlencoded"
