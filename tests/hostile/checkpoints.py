@@ -19,7 +19,7 @@ import torch
 
 from gmmvit_deploy.demo.models import save_checkpoint
 from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
+from gmmvit_deploy.models.families.vit import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.hostile.case import Case
 

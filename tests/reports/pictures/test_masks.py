@@ -15,7 +15,7 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.family import Windows
-from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
+from gmmvit_deploy.models.families.vit import ViTSpec
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.biases import shift_mask
 from gmmvit_deploy.models.scores.masks import ElementwiseMask, GaussianMixtureMask, stored_base

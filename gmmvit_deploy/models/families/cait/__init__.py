@@ -1,20 +1,248 @@
-"""CaiT: a vision transformer with head mixing, LayerScale, and class blocks after the patch blocks."""
+"""CaiT: a vision transformer with head mixing, LayerScale, and class blocks after the patch blocks.
+
+The paper is "Toward a Deeper Understanding: RetNet Viewed through Convolution".  Its authors' code writes
+
+to_patch_embedding.1, pos_embedding (patches only), cls_token
+{patch,cls}_transformer.layers.{i}.0   scale, fn.norm, fn.fn.{to_q,to_kv,to_out.0},
+                                       fn.fn.mix_heads_{pre,post}_attn, fn.fn.mask.{alpha,sigma,mask}
+{patch,cls}_transformer.layers.{i}.1   scale, fn.norm, fn.fn.net.{0,3}
+mlp_head.{0,1}                         LayerNorm, linear
+mask                                   a second copy of the base mask, which the network never reads
+
+The released code of SPT and LSA ("Vision Transformer for Small-Size Datasets") writes the same names, and
+
+to_patch_embedding.0.merging.{1,2}                   with SPT: LayerNorm and linear layer
+{patch,cls}_transformer.layers.{i}.0.fn.fn.scale     with LSA: the temperature of each head
+
+vit-pytorch's PreNorm style has the names of the paper authors' code; in its other style, the branches hold their norms:
+
+{patch,cls}_transformer.layers.{i}.0   scale, fn.norm, fn.{to_q,to_kv,to_out.0}, fn.mix_heads_{pre,post}_attn
+{patch,cls}_transformer.layers.{i}.1   scale, fn.net.0 (the norm), fn.net.1, fn.net.4
+
+In vit-pytorch, the class token of a class block attends to its normed self and to the patches; in the other codes, to
+the patches only. No tensor shows the difference: only the paper authors' code writes ``mask`` at the root, so for a
+PreNorm file without it the user types ``--set source``. The patch embedding of vit-pytorch's later releases has norms
+(to_patch_embedding.1 and .3); the code of SPT and LSA has no such norms.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
 
-from gmmvit_deploy.models.families.cait.spec_and_source import (
-    PRENORM,
-    PRESETS,
-    RELEASED,
-    SPT_LSA_PLAIN,
-    VIT_PYTORCH,
-    CaiTSpec,
-)
 from gmmvit_deploy.models.families.family import SMALL, Family, Network
-from gmmvit_deploy.models.specs import MaskSpec
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.released import (
+    VIEWS,
+    has_shifted,
+    mask_names,
+    released_source,
+    shifted_names,
+    temperature_heads,
+)
+from gmmvit_deploy.models.sources.shapes import Shapes, image_of_patches, infer_heads, infer_mask
+from gmmvit_deploy.models.sources.source import CheckpointSource, tensors_of_layers
+from gmmvit_deploy.models.specs import MaskSpec, PatchSpec, require_counts, require_no_mask_with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaiTSpec(PatchSpec):
+    """CaiT: patch blocks with optional masks and head mixing, then class blocks with head mixing.
+
+    depth, class_depth: the number of patch blocks and of class blocks.
+    spt, lsa: True for shifted patch tokenisation, and for locality self-attention, as in the formulas of the model.
+    normed_patches: True if norms surround the linear layer of the patch embedding, as in vit-pytorch.
+    attends_to_itself: True if the class token attends to its normed self and to the patches, as in vit-pytorch.
+    """
+
+    family: ClassVar[str] = "cait"
+    flags: ClassVar[tuple[str, ...]] = ("spt", "lsa", "normed_patches", "attends_to_itself")
+    class_depth: int
+    head_dim: int
+    spt: bool = False
+    lsa: bool = False
+    normed_patches: bool = False
+    attends_to_itself: bool = False
+
+    def __post_init__(self) -> None:
+        PatchSpec.__post_init__(self)
+        require_counts(self, "class_depth", "head_dim")
+        require_no_mask_with(self, "spt", "lsa")
+
+    @property
+    def tokens(self) -> int:
+        """N: the number of tokens of the patch blocks, without the class token."""
+        return self.grid**2
+
+
+def _spec(dim: int, classes: int, image_size: int, mask: MaskSpec) -> CaiTSpec:
+    return CaiTSpec(
+        image_size=image_size,
+        patch_size=8 if image_size == 64 else 4,
+        classes=classes,
+        dim=dim,
+        depth=24,
+        class_depth=2,
+        heads=4,
+        head_dim=64,
+        mlp_dim=384,
+        mask=mask,
+    )
+
+
+PRESETS: Mapping[str, Callable[[int, int, MaskSpec], CaiTSpec]] = {
+    "cait": partial(_spec, 192),
+    "cait-tiny": partial(_spec, 108),
+}
+
+
+_PATCH, _CLASS = "patch_transformer.layers", "cls_transformer.layers"
+_LINEAR, _SHIFTED = "to_patch_embedding.1", "to_patch_embedding.0.merging"
+_TEMPERATURE = r"(patch|cls)_transformer\.layers\.\d+\.0\.fn\.fn\.scale$"
+
+
+def released_names(spec: CaiTSpec) -> dict[str, str]:
+    pairs = {"head_norm": "mlp_head.0", "head": "mlp_head.1"}
+    names = {"position_embedding": "pos_embedding", "class_token": "cls_token"}
+    if spec.spt:
+        names |= shifted_names("patch_embedding", _SHIFTED)
+    else:
+        pairs["patch_embedding.project"] = _LINEAR
+    stacks = [(f"patch_blocks.{i}", f"{_PATCH}.{i}") for i in range(spec.depth)]
+    stacks += [(f"class_blocks.{i}", f"{_CLASS}.{i}") for i in range(spec.class_depth)]
+    for ours, theirs in stacks:
+        pairs |= {
+            f"{ours}.attention.norm": f"{theirs}.0.fn.norm",
+            f"{ours}.attention.inner.out": f"{theirs}.0.fn.fn.to_out.0",
+            f"{ours}.mlp.norm": f"{theirs}.1.fn.norm",
+            f"{ours}.mlp.inner.0": f"{theirs}.1.fn.fn.net.0",
+            f"{ours}.mlp.inner.2": f"{theirs}.1.fn.fn.net.3",
+        }
+        names |= {
+            f"{ours}.attention.gamma": f"{theirs}.0.scale",
+            f"{ours}.mlp.gamma": f"{theirs}.1.scale",
+            f"{ours}.attention.inner.query.weight": f"{theirs}.0.fn.fn.to_q.weight",
+            f"{ours}.attention.inner.key_value.weight": f"{theirs}.0.fn.fn.to_kv.weight",
+            f"{ours}.attention.inner.scores.before.mixing.weight": f"{theirs}.0.fn.fn.mix_heads_pre_attn",
+            f"{ours}.attention.inner.scores.after.mixing.weight": f"{theirs}.0.fn.fn.mix_heads_post_attn",
+        }
+        if spec.lsa:
+            names[f"{ours}.attention.inner.scores.before.temperature.temperature"] = f"{theirs}.0.fn.fn.scale"
+        if ours.startswith("patch"):
+            names |= mask_names(spec.mask, f"{ours}.attention.inner.scores.before.mask", f"{theirs}.0.fn.fn.mask")
+    return names | tensors_of_layers(pairs)
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
+    """Infer the spec of a file of the paper authors' code, or of the code of SPT and LSA."""
+    first = f"{_PATCH}.0.0.fn.fn"
+    spt = has_shifted(shapes, _SHIFTED)
+    embedding, views = (f"{_SHIFTED}.2", VIEWS) if spt else (_LINEAR, 1)
+    dim, patch_size, channels = shapes.linear_patch(f"{embedding}.weight", views=views)
+    grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1], where="pos_embedding")
+    mask, _ = infer_mask(shapes, hints, f"{first}.mask")
+    sizes = _sizes(shapes, hints, first, f"{_PATCH}.0.1.fn.fn.net.0", presets=PRESETS)
+    return CaiTSpec(
+        **sizes,
+        image_size=grid * patch_size,
+        patch_size=patch_size,
+        dim=dim,
+        mask=replace(mask, shared=mask.shared and sizes["heads"] > 1),  # a single head cannot share a mask
+        channels=channels,
+        spt=spt,
+        lsa=temperature_heads(shapes, [f"{first}.scale"], pattern=_TEMPERATURE) is not None,
+    )
+
+
+def _sizes(
+    shapes: Shapes, hints: LoadHints, first: str, hidden: str, *, presets: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the fields that files of all codes show.  first: the first attention.  hidden: its mlp's first layer."""
+    inner_dim = shapes.of(f"{first}.to_q.weight", rank=2)[0]
+    mixed = shapes.of(f"{first}.mix_heads_pre_attn", rank=2)[0]
+    evidence = "the number of heads in the head mixing matrices of the file is"
+    classes = shapes.of("mlp_head.1.weight", rank=2)[0]
+    heads = infer_heads(shapes, hints, width=inner_dim, shown=(mixed, evidence), presets=presets)
+    return {
+        "classes": classes,
+        "depth": shapes.count(r"patch_transformer\.layers\.(\d+)\."),
+        "class_depth": shapes.count(r"cls_transformer\.layers\.(\d+)\."),
+        "heads": heads,
+        "head_dim": inner_dim // heads,
+        "mlp_dim": shapes.of(f"{hidden}.weight", rank=2)[0],
+    }
+
+
+def infer_vit_pytorch_spec(shapes: Shapes, hints: LoadHints, *, norm_inside: bool) -> CaiTSpec:
+    """Infer the spec of a file of vit-pytorch.  norm_inside: True if the attention and the mlp contain their norms."""
+    normed = any(f"to_patch_embedding.{index}.weight" in shapes for index in (2, 3))
+    linear = f"to_patch_embedding.{2 if normed else 1}"
+    dim, values = shapes.of(f"{linear}.weight", rank=2)
+    grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1], where="pos_embedding")
+    image_size, channels, patch_size = image_of_patches(shapes.source, hints, name=linear, values=values, grid=grid)
+    branch, hidden = ("fn", "fn.net.1") if norm_inside else ("fn.fn", "fn.fn.net.0")
+    return CaiTSpec(
+        **_sizes(shapes, hints, f"{_PATCH}.0.0.{branch}", f"{_PATCH}.0.1.{hidden}"),
+        image_size=image_size,
+        channels=channels,
+        patch_size=patch_size,
+        dim=dim,
+        normed_patches=normed,
+        attends_to_itself=True,
+        mask=MaskSpec(),
+    )
+
+
+def vit_pytorch_names(spec: CaiTSpec, *, norm_inside: bool) -> dict[str, str]:
+    """Return name in the model → name in a file of vit-pytorch.  norm_inside: as for `infer_vit_pytorch_spec`."""
+    names = released_names(spec)
+    if norm_inside:
+        names = {ours: _inside(theirs) for ours, theirs in names.items()}
+    if spec.normed_patches:
+        layers = enumerate(("patch_norm", "project", "token_norm"), start=1)
+        names |= tensors_of_layers({f"patch_embedding.{ours}": f"to_patch_embedding.{index}" for index, ours in layers})
+    return names
+
+
+def _inside(prenorm: str) -> str:
+    """Return the name of a tensor in the norm-inside style: the norm of an mlp is the first layer of its ``net``."""
+    mlp = {".1.fn.norm.": ".1.fn.net.0.", ".1.fn.fn.net.0.": ".1.fn.net.1.", ".1.fn.fn.net.3.": ".1.fn.net.4."}
+    for theirs, inside in mlp.items():
+        if theirs in prenorm:
+            return prenorm.replace(theirs, inside)
+    return prenorm.replace(".fn.fn.", ".fn.")
+
+
+_LAYERS = r"patch_transformer\.layers"
+_PRENORM_NAMES = (_LAYERS, rf"{_LAYERS}\.0\.0\.fn\.fn\.")
+_OF_OTHER_CODES = (r"mask$", rf"{_LAYERS}\.\d+\.0\.fn\.fn\.(mask\.|scale$)", r"to_patch_embedding\.0\.")
+
+RELEASED = released_source(signature=(_LAYERS,), spec=infer_spec, names=released_names)
+SPT_LSA_PLAIN = CheckpointSource(
+    name="the CaiT of SPT_LSA",
+    signature=_PRENORM_NAMES,
+    absent=(*_OF_OTHER_CODES, r"to_patch_embedding\.[23]\."),
+    spec=infer_spec,
+    tensors=released_names,
+    option="spt-lsa",
+)
+PRENORM = CheckpointSource(
+    name="vit-pytorch's CaiT in the PreNorm style",
+    signature=_PRENORM_NAMES,
+    absent=_OF_OTHER_CODES,
+    spec=partial(infer_vit_pytorch_spec, norm_inside=False),
+    tensors=partial(vit_pytorch_names, norm_inside=False),
+    option="vit-pytorch",
+)
+VIT_PYTORCH = CheckpointSource(
+    name="vit-pytorch's CaiT",
+    signature=(_LAYERS, rf"{_LAYERS}\.0\.0\.fn\.to_q\."),
+    spec=partial(infer_vit_pytorch_spec, norm_inside=True),
+    tensors=partial(vit_pytorch_names, norm_inside=True),
+    option="vit-pytorch",
+)
 
 
 def _network() -> Network:

@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.families.cait.spec_and_source import CaiTSpec
+from gmmvit_deploy.models.families.cait import CaiTSpec
 from gmmvit_deploy.models.families.family import Mistake
 from gmmvit_deploy.models.layers.attention import heads_of, projected
 from gmmvit_deploy.models.layers.blocks import Mlp, layer_norm

@@ -1,11 +1,257 @@
-"""DeepViT: a vision transformer with Re-attention, which mixes the heads of the attention weights."""
+"""DeepViT: a vision transformer with Re-attention, which mixes the heads of the attention weights.
+
+Source: code zhoudaquan/dvit_repo, whose train.py is a copy of timm's.
+
+cls_token, pos_embed                     (1, 1, D), (1, N, D)
+patch_embed.proj                         convolution; on the image, or on the output of the convolution stem
+patch_embed.{conv1,bn1,conv2,bn2}        the convolution stem; absent without a stem
+blocks.{i}.{norm1,norm2}, norm, head
+blocks.{i}.attn.{qkv,proj}, blocks.{i}.mlp.{fc1,fc2}
+blocks.{i}.attn.reatten_matrix           1×1 convolution (H, H, 1, 1) with bias, indexed [new head, old head]
+blocks.{i}.attn.var_norm                 BatchNorm with a channel for each head
+
+No tensor shows the scale adjustment, the transform scale, and, if no block has re-attention, the number of heads. They
+come from an option, or from the preset that the file names. A wrong value raises no error, but gives other logits.
+
+The authors' code builds a network without re-attention in two ways, whose files have the same tensors:
+re_atten=False, which ignores the scale adjustment; or re_atten=True with apply_transform=False for every block, which
+applies the scale adjustment. In every preset, some blocks have re-attention, so the user is asked for the value.
+"""
 
 from __future__ import annotations
 
-from gmmvit_deploy.models.families.deepvit.released import RELEASED, WITHOUT_REATTENTION
-from gmmvit_deploy.models.families.deepvit.spec import PRESETS, DeepViTSpec
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.models.families.deepvit.spec import IMAGE_SIZES, PRESETS, DeepViTSpec
 from gmmvit_deploy.models.families.family import SMALL, Family, Network, last_of_blocks, plain_blocks
-from gmmvit_deploy.models.specs import MaskSpec
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.record import KnownImages
+from gmmvit_deploy.models.sources.shapes import RecordedPreset, Shapes, field_differences, infer_heads, recorded_preset
+from gmmvit_deploy.models.sources.source import BLOCK_OF_TIMM, CheckpointSource, Conversion, tensors_of_layers
+from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+_STATISTICS = ("weight", "bias", "running_mean", "running_var")
+_STEM = "patch_embed.conv1.weight"
+_NOT_COMPARED = {"classes", "mask", "heads", "scale_adjustment", "transform_scale"}
+"""Fields of a spec that are no sizes of a preset: a network is often trained again for other classes."""
+_SETTINGS = ("mean", "std", "crop_pct", "interpolation")
+
+
+def hidden_values(
+    shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, *, known_heads: int | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return (field of the spec → value that no tensor shows, field → where the value comes from, if from a preset).
+
+    spec: the sizes that the tensors show; the other values are not read.
+    known_heads: the number of heads that the tensors show, which is among the values, or None.
+    """
+    mixes = any(spec.reattention)
+    if hints.transform_scale is not None and not mixes:
+        option = "--set transform_scale=yes" if hints.transform_scale else "--set transform_scale=no"
+        does = "multiplies" if hints.transform_scale else "keeps"
+        raise CheckpointError(
+            f"{shapes.source}: {option} {does} the mixed weights, but no block of this file mixes heads",
+            hint=f"omit {option}",
+        )
+    preset, why_not = _usable_preset(shapes, hints, spec, known_heads)
+    given: dict[str, Any] = {
+        "heads": known_heads if known_heads is not None else hints.heads,
+        "scale_adjustment": hints.scale_adjustment,
+        "transform_scale": hints.transform_scale if mixes else False,
+    }
+    missing = [field for field, value in given.items() if value is None]
+    if missing and preset is None:
+        raise _asked(shapes, missing, why_not, mixes=mixes)
+    if preset is None:
+        return given, {}
+    return given | {field: getattr(preset.spec, field) for field in missing}, dict.fromkeys(missing, preset.origin)
+
+
+def _asked(shapes: Shapes, missing: list[str], why_not: str, *, mixes: bool) -> CheckpointError:
+    words = {
+        "heads": "the number of heads",
+        "scale_adjustment": "the scale adjustment",
+        "transform_scale": "the transform scale",
+    }
+    options = {
+        "heads": "--set heads=N",
+        "scale_adjustment": "--set scale_adjustment=NUMBER (in the presets 1, but 0.5 in deepvit_S and deepvit_L)"
+        if mixes
+        else "--set scale_adjustment=NUMBER (1 if training built the network with re_atten=False, because the authors' "
+        "code then ignores the value of the training)",
+        "transform_scale": "--set transform_scale=yes (as in deepvit_S) or --set transform_scale=no (as in the other "
+        "presets)",
+    }
+    return CheckpointError(
+        f"{shapes.source}: no tensor of this file shows {' and '.join(words[field] for field in missing)} of a "
+        f"DeepViT{why_not}",
+        hint=f"type {' and '.join(options[field] for field in missing)} with the values of the training; a wrong value "
+        "raises no error, but the predictions are wrong",
+    )
+
+
+def _usable_preset(
+    shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, known_heads: int | None
+) -> tuple[RecordedPreset[DeepViTSpec] | None, str]:
+    """Return the preset of ``--preset`` or of `recorded_preset`, and why there is none."""
+    if hints.preset is not None:
+        chosen = PRESETS[hints.preset](spec.classes, spec.image_size, MaskSpec())
+        origin = f"the preset {hints.preset}, which --preset names"
+        return RecordedPreset(name=hints.preset, spec=chosen, origin=origin), ""
+
+    def preset_named(name: str) -> DeepViTSpec | None:
+        return PRESETS[name](spec.classes, IMAGE_SIZES[name], MaskSpec()) if name in PRESETS else None
+
+    def differences(preset: DeepViTSpec) -> list[str]:
+        differing = field_differences(spec, preset, left_out=_NOT_COMPARED)
+        differing = ["re-attention in other blocks" if d.startswith("reattention") else d for d in differing]
+        if known_heads is not None and known_heads != preset.heads:
+            differing.append(f"heads {known_heads} (the preset has {preset.heads})")
+        return differing
+
+    return recorded_preset(shapes, preset_named=preset_named, differences=differences)
+
+
+def known_images(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec) -> KnownImages:
+    """Return the preprocessing of the preset that the file names, unless training set another one.
+
+    Source: ``default_cfgs`` of the authors' code, which its train.py uses if mean, std, crop and filter are not given.
+    """
+    preset, _ = _usable_preset(shapes, replace(hints, preset=None), spec, spec.heads)
+    if preset is None or not shapes.record.args or any(shapes.record.args.get(name) for name in _SETTINGS):
+        return KnownImages()
+    half = (0.5,) * spec.channels
+    return KnownImages(
+        mean=half,
+        std=half,
+        resize="center-bicubic",
+        crop_pct=1.0 if IMAGE_SIZES[preset.name] == 384 else 0.9,
+        origins=dict.fromkeys(("mean", "std", "resize", "crop_pct"), preset.origin),
+    )
+
+
+def tensor_origins(spec: DeepViTSpec) -> dict[str, str | Conversion]:
+    pairs = {"patch_embedding": "patch_embed.proj", "head_norm": "norm", "head": "head"}
+    names: dict[str, str | Conversion] = {"class_token": "cls_token", "position_embedding": "pos_embed"}
+    if spec.stem_channels:
+        for index in range(2):
+            names[f"stem.convolutions.{index}.weight"] = f"patch_embed.conv{index + 1}.weight"
+            names |= tensors_of_layers({f"stem.norms.{index}": f"patch_embed.bn{index + 1}"}, _STATISTICS)
+    for i, mixes in enumerate(spec.reattention):
+        pairs |= {f"blocks.{i}.{ours}": f"blocks.{i}.{theirs}" for ours, theirs in BLOCK_OF_TIMM.items()}
+        if mixes:
+            after, attention = f"blocks.{i}.attention.scores.after", f"blocks.{i}.attn"
+            mixing = f"{attention}.reatten_matrix"
+            names[f"{after}.mixing.weight"] = Conversion(keys=(f"{mixing}.weight",), convert=_from_old_to_new)
+            names[f"{after}.bias.bias"] = f"{mixing}.bias"
+            names |= tensors_of_layers({f"{after}.norm": f"{attention}.var_norm"}, _STATISTICS)
+    names |= tensors_of_layers(pairs)
+    if not spec.qkv_bias:
+        for i in range(spec.depth):
+            del names[f"blocks.{i}.attention.qkv.bias"]
+    return names
+
+
+def _from_old_to_new(weight: Tensor) -> Tensor:
+    """Turn the weight of the 1×1 convolution, [new head, old head, 1, 1], into [old head, new head]."""
+    if weight.shape[2:] != (1, 1):
+        raise ValueError("expected (H, H, 1, 1) for H heads")
+    return weight[:, :, 0, 0].transpose(0, 1).contiguous()
+
+
+def known_unused(spec: DeepViTSpec) -> dict[str, str]:
+    norms = [f"blocks.{i}.attn.var_norm" for i, mixes in enumerate(spec.reattention) if mixes]
+    norms += ["patch_embed.bn1", "patch_embed.bn2"] if spec.stem_channels else []
+    return {f"{norm}.num_batches_tracked": "the number of training steps of a BatchNorm" for norm in norms}
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> DeepViTSpec:
+    dim, patch_size, channels, stem_channels = _embedding(shapes)
+    positions = shapes.of("pos_embed", rank=3)[1] - 1
+    grid = shapes.grid(positions, where="pos_embed without the class token")
+    classes = shapes.of("head.weight", rank=2)[0]
+    depth = shapes.count(r"blocks\.(\d+)\.")
+    mixing = [f"blocks.{i}.attn.reatten_matrix.weight" for i in range(depth)]
+    reattention = tuple(name in shapes for name in mixing)
+    known = next((shapes.of(name, rank=4)[0] for name in mixing if name in shapes), None)
+    inner = shapes.of("blocks.0.attn.qkv.weight", rank=2)[0] // 3
+    sizes = DeepViTSpec(
+        image_size=grid * patch_size,
+        patch_size=patch_size,
+        classes=classes,
+        dim=dim,
+        depth=depth,
+        heads=1,
+        mlp_dim=shapes.of("blocks.0.mlp.fc1.weight", rank=2)[0],
+        reattention=reattention,
+        stem_channels=stem_channels,
+        qkv_bias="blocks.0.attn.qkv.bias" in shapes,
+        scale_adjustment=1.0,
+        transform_scale=False,
+        mask=MaskSpec(),
+        channels=channels,
+    )
+    hidden, _ = hidden_values(shapes, hints, sizes, known_heads=known)
+    evidence = "the number of heads in the head mixing matrices of the file is"
+    heads = infer_heads(shapes, hints, width=inner, shown=(hidden["heads"], evidence), presets=PRESETS)
+    return replace(sizes, **hidden | {"heads": heads})
+
+
+def _embedding(shapes: Shapes) -> tuple[int, int, int, int]:
+    """Return (D, patch size, image channels, channels of the stem) of the patch embedding; 0 without a stem."""
+    if _STEM not in shapes:
+        return (*shapes.convolution_patch("patch_embed.proj.weight"), 0)
+    stem, channels, height, width = shapes.of(_STEM, rank=4)
+    dim, from_stem, *sides = shapes.of("patch_embed.proj.weight", rank=4)
+    if channels not in CHANNELS or (height, width) != (7, 7):
+        allowed = f"{', '.join(map(str, CHANNELS[:-1]))} or {CHANNELS[-1]}"
+        raise CheckpointError(
+            f"{shapes.source}: {_STEM} has shape {(stem, channels, height, width)}; expected (channels, c, 7, 7) with "
+            f"c = {allowed}"
+        )
+    if from_stem != stem or sides[0] != sides[1]:
+        raise CheckpointError(
+            f"{shapes.source}: patch_embed.proj.weight has shape {(dim, from_stem, *sides)}; expected "
+            f"(D, {stem}, p/2, p/2) for {stem} channels of the convolution stem"
+        )
+    return dim, 2 * sides[0], channels, stem
+
+
+def taken_from(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec) -> Mapping[str, str]:
+    known = spec.heads if any(spec.reattention) else None
+    return hidden_values(shapes, hints, spec, known_heads=known)[1]
+
+
+RELEASED = CheckpointSource(
+    name="the DeepViT authors' code",
+    signature=(
+        r"patch_embed\.proj\.weight$",
+        r"blocks\.\d+\.attn\.qkv\.weight$",
+        r"blocks\.\d+\.attn\.reatten_matrix\.",
+    ),
+    spec=infer_spec,
+    tensors=tensor_origins,
+    known_unused=known_unused,
+    taken_from=taken_from,
+    images=known_images,
+    own_hints=("scale_adjustment", "transform_scale"),
+)
+"""Files with re-attention in any block."""
+
+WITHOUT_REATTENTION = replace(
+    RELEASED,
+    name="the DeepViT authors' code, without re-attention",
+    signature=(r"patch_embed\.proj\.weight$", r"blocks\.\d+\.attn\.qkv\.weight$", r"patch_embed\.conv2\.weight$"),
+    absent=(r"blocks\.\d+\.attn\.reatten_matrix\.",),
+)
+"""Files with the convolution stem and without re-attention.  A file with neither has the names of a ViT of timm."""
 
 
 def _network() -> Network:

@@ -1,11 +1,295 @@
-"""RMT (Retentive Networks Meet Vision Transformers): attention with a Manhattan decay."""
+"""RMT (Retentive Networks Meet Vision Transformers): attention with a Manhattan decay.
+
+patch_embed.proj.{0,3,6,9}              convolutions of the stem; .{1,4,7,10} their BatchNorms
+layers.{s}.Relpos.{angle,decay}         buffers: the angles of the rotation (d) and the decays (H)
+layers.{s}.blocks.{b}                   pos.conv, retention_layer_norm, retention.{q,k,v,out}_proj,
+                                        retention.lepe.conv, final_layer_norm, ffn.{fc1,fc2}, ffn.dwconv.conv (since
+                                        2024), gamma_1 and gamma_2 (1, 1, 1, D) in stages with LayerScale
+layers.{s}.downsample                   reduction, norm; not in the last stage
+proj, norm, head, aux_head              proj since 2024, aux_head with token labels
+
+No tensor shows the side of the images, or whether a stage attends to the whole grid.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.family import Family, Network, stage_blocks
-from gmmvit_deploy.models.families.rmt.released import RELEASED
-from gmmvit_deploy.models.families.rmt.spec import PRESETS, RMTSpec
-from gmmvit_deploy.models.specs import MaskSpec
+from gmmvit_deploy.models.families.rmt.spec import IMAGE_SIZE, PRESETS, Release, RMTSpec, preset_named
+from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.models.sources.record import KnownImages
+from gmmvit_deploy.models.sources.shapes import Shapes, field_differences, infer_heads, recorded_preset
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, tensors_of_layers
+from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+_BOTH = ("weight", "bias")
+_BATCH_NORM = (*_BOTH, "running_mean", "running_var")
+_STEM = tuple((f"stem.convolutions.{index}", f"patch_embed.proj.{3 * index}") for index in range(4))
+_FIRST = "patch_embed.proj.0.weight"
+_NOT_COMPARED = {"image_size", "classes", "mask"}  # with the preset that a file names
+
+
+def infer_spec(shapes: Shapes, hints: LoadHints) -> RMTSpec:
+    sizes = _sizes(shapes, hints)
+    source, stages = shapes.source, len(sizes["depths"])
+    given = hints.decomposed_stages
+    if given is not None and max(given, default=0) > stages:
+        raise CheckpointError(
+            f"{source}: --set decomposed_stages={','.join(map(str, given))}, but the file has {stages} stages",
+            hint="type for example --set decomposed_stages=1,2 (the first stage is 1), or --set decomposed_stages=none",
+        )
+    preset, _, reason = _preset(shapes, hints, sizes)
+    image_size = hints.image_size
+    if image_size is None and preset is not None and _trained_at_preset_size(shapes):
+        image_size = preset.image_size
+    if given is None and preset is not None:
+        given = _within(preset, sizes)  # all stages of the preset, unless the loader refuses the preset
+    if image_size is None or given is None:
+        raise _unknown(shapes, image_size, given, reason)
+    return RMTSpec(**sizes, image_size=image_size, decomposed_stages=tuple(sorted(given)))
+
+
+def _sizes(shapes: Shapes, hints: LoadHints) -> dict[str, Any]:
+    """Return the fields of the spec that the tensors show."""
+    stages = range(_counted(shapes, r"layers\.(\d+)\.", "layers.{}.Relpos.decay"))
+    depths = [
+        _counted(shapes, rf"layers\.{s}\.blocks\.(\d+)\.", f"layers.{s}.blocks.{{}}.retention.q_proj.weight")
+        for s in stages
+    ]
+    dims = [shapes.of(f"layers.{s}.blocks.0.retention.q_proj.weight", rank=2)[0] for s in stages]
+    heads = [shapes.of(f"layers.{s}.Relpos.decay", rank=1)[0] for s in stages]
+    for s in stages:
+        angles = shapes.of(f"layers.{s}.Relpos.angle", rank=1)[0]
+        if angles * heads[s] != dims[s]:
+            raise CheckpointError(
+                f"{shapes.source}: layers.{s}.Relpos.angle has {angles} entries, expected the head dim: the width "
+                f"{dims[s]} divided by {heads[s]}, the number of entries of layers.{s}.Relpos.decay"
+            )
+    infer_heads(
+        shapes, hints, width=dims[0], shown=(heads[0], "the number of decays of the first stage is"), presets=PRESETS
+    )
+    channels = shapes.of(_FIRST, rank=4)[1]
+    if channels not in CHANNELS:
+        raise CheckpointError(
+            f"{shapes.source}: {_FIRST} reads {channels} channels, expected one of {', '.join(map(str, CHANNELS))}"
+        )
+    release = _release(shapes, depths)
+    return {
+        "classes": shapes.of("head.weight", rank=2)[0],
+        "channels": channels,
+        "dims": tuple(dims),
+        "depths": tuple(depths),
+        "heads": tuple(heads),
+        "mlp_dims": tuple(shapes.of(f"layers.{s}.blocks.0.ffn.fc1.weight", rank=2)[0] for s in stages),
+        "layer_scale": tuple(s + 1 for s in stages if f"layers.{s}.blocks.0.gamma_1" in shapes),
+        "release": release,
+        "projection_dim": 0 if release == "2023" else shapes.of("proj.weight", rank=2)[0],
+        "mask": MaskSpec(kind="decay"),
+    }
+
+
+def _counted(shapes: Shapes, pattern: str, tensor: str) -> int:
+    """Return the number of stages or blocks that the names count from 0; each must have ``tensor``, with its number."""
+    count = shapes.count(pattern)
+    for number in range(max(count, 1)):  # ends at the first missing number, however large the count is
+        if tensor.format(number) not in shapes:
+            raise CheckpointError(
+                f"{shapes.source}: tensor {tensor.format(number)} is missing, but the names count to {count - 1}"
+            )
+    return count
+
+
+def _release(shapes: Shapes, depths: list[int]) -> Release:
+    """Return the release whose network has these tensors."""
+    projects, second_head = "proj.weight" in shapes, "aux_head.weight" in shapes
+    convolutions = [
+        f"layers.{s}.blocks.{b}.ffn.dwconv.conv.weight" in shapes
+        for s, depth in enumerate(depths)
+        for b in range(depth)
+    ]
+    if projects and all(convolutions):
+        return "token_label" if second_head else "2024"
+    if not projects and not any(convolutions) and not second_head:
+        return "2023"
+    raise CheckpointError(
+        f"{shapes.source}: the file mixes the networks of different releases of RMT: proj.weight is "
+        f"{'present' if projects else 'absent'}, aux_head.weight is {'present' if second_head else 'absent'}, and "
+        f"{sum(convolutions)} of {len(convolutions)} blocks have ffn.dwconv; expected all blocks and proj.weight "
+        "(2024, or token labels with aux_head.weight), or no block, no proj.weight and no aux_head.weight (2023)",
+        hint="use the checkpoint as the training script saved it",
+    )
+
+
+def _preset(shapes: Shapes, hints: LoadHints, sizes: Mapping[str, Any]) -> tuple[RMTSpec | None, str, str]:
+    """Return (preset, where its name comes from, reason why there is no preset)."""
+    classes = sizes["classes"]
+    if hints.preset is not None:
+        return PRESETS[hints.preset](classes, IMAGE_SIZE, MaskSpec()), f"--preset {hints.preset}", ""
+
+    def differences(preset: RMTSpec) -> list[str]:
+        own = RMTSpec(**sizes, image_size=IMAGE_SIZE, decomposed_stages=_within(preset, sizes))
+        return field_differences(own, preset, left_out=_NOT_COMPARED)
+
+    preset, reason = recorded_preset(
+        shapes,
+        preset_named=partial(preset_named, release=sizes["release"], classes=classes),
+        differences=differences,
+    )
+    return (None, "", reason) if preset is None else (preset.spec, preset.origin, "")
+
+
+def _within(preset: RMTSpec, sizes: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the decomposed stages of the preset that the file has, so that a file of fewer stages has a spec."""
+    return tuple(stage for stage in preset.decomposed_stages if stage <= len(sizes["depths"]))
+
+
+def _trained_at_preset_size(shapes: Shapes) -> bool:
+    """Return False if the training script states images of another size than the preset's."""
+    return shapes.record.args.get("input_size") in (None, IMAGE_SIZE)
+
+
+def _unknown(shapes: Shapes, image_size: int | None, stages: tuple[int, ...] | None, reason: str) -> CheckpointError:
+    missing, options, stages_words = [], [], ""
+    if image_size is None:
+        missing.append("the side of the images")
+        options.append("--image-size N")
+    if stages is None:
+        missing.append("which stages attend along rows and columns instead of the whole grid")
+        options.append("--set decomposed_stages=LIST")
+        stages_words = "; LIST is none, or the numbers of the stages, counted from 1, for example 1,2"
+    size = shapes.record.args.get("input_size")
+    if not reason and image_size is None and not _trained_at_preset_size(shapes):
+        reason = f"; args.input_size is {size!r}, but the preset is for images of {IMAGE_SIZE} pixels"
+    return CheckpointError(
+        f"{shapes.source}: no tensor of this file shows {' and '.join(missing)}{reason}",
+        hint=f"type {' and '.join(options)} with the values of the training{stages_words}. Wrong values raise no "
+        "error, but the predictions are wrong",
+    )
+
+
+def taken_from(shapes: Shapes, hints: LoadHints, spec: RMTSpec) -> dict[str, str]:
+    _, where, _ = _preset(shapes, hints, _sizes(shapes, hints))
+    given = {"image_size": hints.image_size, "decomposed_stages": hints.decomposed_stages}
+    return {name: where for name, value in given.items() if value is None}
+
+
+def tensor_origins(spec: RMTSpec) -> TensorOrigins:
+    pairs = {"head": "head"} | ({"token_head": "aux_head"} if spec.release == "token_label" else {})
+    norms = {f"{ours}.norm": _next(theirs) for ours, theirs in _STEM}
+    origins: dict[str, str | Conversion] = {}
+    pairs |= {f"{ours}.convolution": theirs for ours, theirs in _STEM}
+    for s, depth in enumerate(spec.depths):
+        for b in range(depth):
+            origins |= _block_origins(spec, s, b)
+        if spec.rotates:
+            origins[f"stages.{s}.rotation.angle"] = f"layers.{s}.Relpos.angle"
+        if s < len(spec.depths) - 1:
+            ours, theirs = f"stages.{s}.downsampling.reduction", f"layers.{s}.downsample"
+            pairs[f"{ours}.convolution"] = f"{theirs}.reduction"
+            norms[f"{ours}.norm"] = f"{theirs}.norm"
+    if spec.release == "2023":
+        norms["norm"] = "norm"
+    else:
+        pairs["projection.normed.linear"] = "proj"
+        norms["projection.normed.norm"] = "norm"
+    return origins | tensors_of_layers(pairs) | tensors_of_layers(norms, _BATCH_NORM)
+
+
+def _next(layer: str) -> str:
+    stem, _, number = layer.rpartition(".")
+    return f"{stem}.{int(number) + 1}"
+
+
+def _block_origins(spec: RMTSpec, s: int, b: int) -> dict[str, str | Conversion]:
+    ours, theirs = f"stages.{s}.blocks.{b}", f"layers.{s}.blocks.{b}"
+    pairs = {
+        "position.convolution": "pos.conv",
+        "attention_norm": "retention_layer_norm",
+        "attention.local.convolution": "retention.lepe.conv",
+        "attention.out": "retention.out_proj",
+        "mlp_norm": "final_layer_norm",
+        "mlp.first": "ffn.fc1",
+        "mlp.second": "ffn.fc2",
+    }
+    if spec.release != "2023":
+        pairs["mlp.convolution.convolution"] = "ffn.dwconv.conv"
+    origins: dict[str, str | Conversion] = {
+        **tensors_of_layers({f"{ours}.{a}": f"{theirs}.{z}" for a, z in pairs.items()})
+    }
+    for part in _BOTH:
+        keys = tuple(f"{theirs}.retention.{name}_proj.{part}" for name in "qkv")
+        origins[f"{ours}.attention.qkv.{part}"] = Conversion(keys=keys, convert=_stacked)
+    for attention in ("rows", "columns") if s + 1 in spec.decomposed_stages else ("tokens",):
+        origins[f"{ours}.attention.{attention}.scores.before.decay.decay"] = f"layers.{s}.Relpos.decay"
+    if s + 1 in spec.layer_scale:
+        for name, number in (("attention_scale", 1), ("mlp_scale", 2)):
+            origins[f"{ours}.{name}.gamma"] = Conversion(keys=(f"{theirs}.gamma_{number}",), convert=_flat)
+    return origins
+
+
+def _stacked(*tensors: Tensor) -> Tensor:
+    """Stack the tensors of the linear layers of Q, K and V to the tensor of a single linear layer."""
+    import torch
+
+    if len({tensor.shape for tensor in tensors}) > 1:
+        raise ValueError("expected the same shape for Q, K and V")
+    return torch.cat(tensors)
+
+
+def _flat(gamma: Tensor) -> Tensor:
+    """Turn the factors of a LayerScale, (1, 1, 1, D), into (D)."""
+    if gamma.dim() != 4 or gamma.shape[:3] != (1, 1, 1):
+        raise ValueError("expected (1, 1, 1, D)")
+    return gamma.flatten()
+
+
+def known_unused(spec: RMTSpec) -> dict[str, str]:
+    stages = range(len(spec.depths))
+    norms = [_next(theirs) for _, theirs in _STEM] + [f"layers.{s}.downsample.norm" for s in stages[:-1]] + ["norm"]
+    counters = dict.fromkeys(
+        (f"{norm}.num_batches_tracked" for norm in norms), "the number of training steps of a BatchNorm"
+    )
+    if spec.rotates:
+        return counters
+    angles = (f"layers.{s}.Relpos.angle" for s in stages)
+    return counters | dict.fromkeys(angles, "angles that the release of 2023 stores and does not read")
+
+
+def known_images(shapes: Shapes, hints: LoadHints, spec: RMTSpec) -> KnownImages:
+    mean, std = (_numbers(shapes.record.args.get(name), spec.channels) for name in ("mean", "std"))
+    if not mean or not std or min(std) <= 0:
+        return KnownImages()
+    return KnownImages(mean=mean, std=std, origins={"mean": "mean of args", "std": "std of args"})
+
+
+def _numbers(value: object, count: int) -> tuple[float, ...] | None:
+    if not isinstance(value, list | tuple) or len(value) != count:
+        return None
+    return tuple(float(x) for x in value) if all(type(x) in (int, float) for x in value) else None
+
+
+RELEASED = CheckpointSource(
+    name="the paper authors' code of RMT",
+    signature=(
+        r"patch_embed\.proj\.0\.weight$",
+        r"layers\.0\.Relpos\.decay$",
+        r"layers\.0\.blocks\.0\.retention\.q_proj\.weight$",
+    ),
+    spec=infer_spec,
+    tensors=tensor_origins,
+    known_unused=known_unused,
+    images=known_images,
+    taken_from=taken_from,
+    own_hints=("decomposed_stages",),
+)
 
 
 def _network() -> Network:
