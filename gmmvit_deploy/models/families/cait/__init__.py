@@ -27,23 +27,16 @@ PreNorm file without it the user types ``--set source``. The patch embedding of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from gmmvit_deploy.models.families.family import SMALL, Family, Network
+from gmmvit_deploy.models.families.family import SMALL, Family, Network, spt_and_lsa
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.released import (
-    VIEWS,
-    has_shifted,
-    mask_names,
-    released_source,
-    shifted_names,
-    temperature_heads,
-)
+from gmmvit_deploy.models.sources.released import patch_sizes, released_source, score_names, temperature_heads
 from gmmvit_deploy.models.sources.shapes import Shapes, image_of_patches, infer_heads, infer_mask
-from gmmvit_deploy.models.sources.source import CheckpointSource, tensors_of_layers
+from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins, renamed, within
 from gmmvit_deploy.models.specs import MaskSpec, PatchSpec, require_counts, require_no_mask_with
 
 
@@ -103,56 +96,56 @@ _LINEAR, _SHIFTED = "to_patch_embedding.1", "to_patch_embedding.0.merging"
 _TEMPERATURE = r"(patch|cls)_transformer\.layers\.\d+\.0\.fn\.fn\.scale$"
 
 
-def released_names(spec: CaiTSpec) -> dict[str, str]:
-    pairs = {"head_norm": "mlp_head.0", "head": "mlp_head.1"}
-    names = {"position_embedding": "pos_embedding", "class_token": "cls_token"}
-    if spec.spt:
-        names |= shifted_names("patch_embedding", _SHIFTED)
-    else:
-        pairs["patch_embedding.project"] = _LINEAR
-    stacks = [(f"patch_blocks.{i}", f"{_PATCH}.{i}") for i in range(spec.depth)]
-    stacks += [(f"class_blocks.{i}", f"{_CLASS}.{i}") for i in range(spec.class_depth)]
-    for ours, theirs in stacks:
-        pairs |= {
-            f"{ours}.attention.norm": f"{theirs}.0.fn.norm",
-            f"{ours}.attention.inner.out": f"{theirs}.0.fn.fn.to_out.0",
-            f"{ours}.mlp.norm": f"{theirs}.1.fn.norm",
-            f"{ours}.mlp.inner.0": f"{theirs}.1.fn.fn.net.0",
-            f"{ours}.mlp.inner.2": f"{theirs}.1.fn.fn.net.3",
-        }
-        names |= {
-            f"{ours}.attention.gamma": f"{theirs}.0.scale",
-            f"{ours}.mlp.gamma": f"{theirs}.1.scale",
-            f"{ours}.attention.inner.query.weight": f"{theirs}.0.fn.fn.to_q.weight",
-            f"{ours}.attention.inner.key_value.weight": f"{theirs}.0.fn.fn.to_kv.weight",
-            f"{ours}.attention.inner.scores.before.mixing.weight": f"{theirs}.0.fn.fn.mix_heads_pre_attn",
-            f"{ours}.attention.inner.scores.after.mixing.weight": f"{theirs}.0.fn.fn.mix_heads_post_attn",
-        }
-        if spec.lsa:
-            names[f"{ours}.attention.inner.scores.before.temperature.temperature"] = f"{theirs}.0.fn.fn.scale"
-        if ours.startswith("patch"):
-            names |= mask_names(spec.mask, f"{ours}.attention.inner.scores.before.mask", f"{theirs}.0.fn.fn.mask")
-    return names | tensors_of_layers(pairs)
+def released_names(spec: CaiTSpec, names: Iterable[str], *, norm_inside: bool = False) -> TensorOrigins:
+    """norm_inside: as for `infer_vit_pytorch_spec`."""
+    attention = "0.fn" if norm_inside else "0.fn.fn"
+    mlp = ("net.0", "net.1", "net.4") if norm_inside else ("norm", "fn.net.0", "fn.net.3")
+    block = {
+        "attention.norm": "0.fn.norm",
+        "attention.gamma": "0.scale",
+        "attention.inner.query": f"{attention}.to_q",
+        "attention.inner.key_value": f"{attention}.to_kv",
+        "attention.inner.scores.before.mixing.weight": f"{attention}.mix_heads_pre_attn",
+        "attention.inner.scores.after.mixing.weight": f"{attention}.mix_heads_post_attn",
+        "attention.inner.out": f"{attention}.to_out.0",
+        **score_names("attention.inner", attention),
+        "mlp.gamma": "1.scale",
+        "mlp.norm": f"1.fn.{mlp[0]}",
+        "mlp.inner.0": f"1.fn.{mlp[1]}",
+        "mlp.inner.2": f"1.fn.{mlp[2]}",
+    }
+    linear = "to_patch_embedding.2" if spec.normed_patches else _LINEAR
+    table = {
+        "patch_embedding.patch_norm": "to_patch_embedding.1",
+        "patch_embedding.project": f"{_SHIFTED}.2" if spec.spt else linear,
+        "patch_embedding.token_norm": "to_patch_embedding.3",
+        "patch_embedding.norm": f"{_SHIFTED}.1",
+        "position_embedding": "pos_embedding",
+        "class_token": "cls_token",
+        **within("patch_blocks.{}", f"{_PATCH}.{{}}", block),
+        **within("class_blocks.{}", f"{_CLASS}.{{}}", block),
+        "head_norm": "mlp_head.0",
+        "head": "mlp_head.1",
+    }
+    return renamed(names, table)
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> CaiTSpec:
     """Infer the spec of a file of the paper authors' code, or of the code of SPT and LSA."""
     first = f"{_PATCH}.0.0.fn.fn"
-    spt = has_shifted(shapes, _SHIFTED)
-    embedding, views = (f"{_SHIFTED}.2", VIEWS) if spt else (_LINEAR, 1)
-    dim, patch_size, channels = shapes.linear_patch(f"{embedding}.weight", views=views)
+    dim, patch_size, channels, spt = patch_sizes(shapes, _SHIFTED, linear=_LINEAR)
     grid = shapes.grid(shapes.of("pos_embedding", rank=3)[1], where="pos_embedding")
-    mask, _ = infer_mask(shapes, hints, f"{first}.mask")
+    mask = infer_mask(shapes, hints, f"{first}.mask")
     sizes = _sizes(shapes, hints, first, f"{_PATCH}.0.1.fn.fn.net.0", presets=PRESETS)
     return CaiTSpec(
         **sizes,
         image_size=grid * patch_size,
         patch_size=patch_size,
         dim=dim,
-        mask=replace(mask, shared=mask.shared and sizes["heads"] > 1),  # a single head cannot share a mask
+        mask=mask.for_heads(sizes["heads"]),
         channels=channels,
         spt=spt,
-        lsa=temperature_heads(shapes, [f"{first}.scale"], pattern=_TEMPERATURE) is not None,
+        lsa=temperature_heads(shapes, f"{first}.scale", pattern=_TEMPERATURE) is not None,
     )
 
 
@@ -195,26 +188,6 @@ def infer_vit_pytorch_spec(shapes: Shapes, hints: LoadHints, *, norm_inside: boo
     )
 
 
-def vit_pytorch_names(spec: CaiTSpec, *, norm_inside: bool) -> dict[str, str]:
-    """Return name in the model → name in a file of vit-pytorch.  norm_inside: as for `infer_vit_pytorch_spec`."""
-    names = released_names(spec)
-    if norm_inside:
-        names = {ours: _inside(theirs) for ours, theirs in names.items()}
-    if spec.normed_patches:
-        layers = enumerate(("patch_norm", "project", "token_norm"), start=1)
-        names |= tensors_of_layers({f"patch_embedding.{ours}": f"to_patch_embedding.{index}" for index, ours in layers})
-    return names
-
-
-def _inside(prenorm: str) -> str:
-    """Return the name of a tensor in the norm-inside style: the norm of an mlp is the first layer of its ``net``."""
-    mlp = {".1.fn.norm.": ".1.fn.net.0.", ".1.fn.fn.net.0.": ".1.fn.net.1.", ".1.fn.fn.net.3.": ".1.fn.net.4."}
-    for theirs, inside in mlp.items():
-        if theirs in prenorm:
-            return prenorm.replace(theirs, inside)
-    return prenorm.replace(".fn.fn.", ".fn.")
-
-
 _LAYERS = r"patch_transformer\.layers"
 _PRENORM_NAMES = (_LAYERS, rf"{_LAYERS}\.0\.0\.fn\.fn\.")
 _OF_OTHER_CODES = (r"mask$", rf"{_LAYERS}\.\d+\.0\.fn\.fn\.(mask\.|scale$)", r"to_patch_embedding\.0\.")
@@ -233,14 +206,14 @@ PRENORM = CheckpointSource(
     signature=_PRENORM_NAMES,
     absent=_OF_OTHER_CODES,
     spec=partial(infer_vit_pytorch_spec, norm_inside=False),
-    tensors=partial(vit_pytorch_names, norm_inside=False),
+    tensors=released_names,
     option="vit-pytorch",
 )
 VIT_PYTORCH = CheckpointSource(
     name="vit-pytorch's CaiT",
     signature=(_LAYERS, rf"{_LAYERS}\.0\.0\.fn\.to_q\."),
     spec=partial(infer_vit_pytorch_spec, norm_inside=True),
-    tensors=partial(vit_pytorch_names, norm_inside=True),
+    tensors=partial(released_names, norm_inside=True),
     option="vit-pytorch",
 )
 
@@ -261,10 +234,6 @@ def _small(mask: MaskSpec) -> CaiTSpec:
     return CaiTSpec(**SMALL, class_depth=1, head_dim=16, mask=mask)
 
 
-def _variants() -> Mapping[str, CaiTSpec]:
-    return {"spt-lsa": replace(_small(MaskSpec()), spt=True, lsa=True)}
-
-
 def _blocks(spec: CaiTSpec) -> tuple[str, ...]:
     patches = (f"patch_blocks.{block}" for block in range(spec.depth))
     return ("patch_embedding", *patches, *(f"class_blocks.{block}" for block in range(spec.class_depth)))
@@ -278,7 +247,7 @@ CAIT = Family(
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
     small=_small,
-    variants=_variants,
+    variants=spt_and_lsa(_small),
     blocks=_blocks,
     default_resize="stretch-bilinear",
 )

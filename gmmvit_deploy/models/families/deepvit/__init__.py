@@ -20,7 +20,7 @@ applies the scale adjustment. In every preset, some blocks have re-attention, so
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,25 +29,29 @@ from gmmvit_deploy.models.families.deepvit.spec import IMAGE_SIZES, PRESETS, Dee
 from gmmvit_deploy.models.families.family import SMALL, Family, Network, last_of_blocks, plain_blocks
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
-from gmmvit_deploy.models.sources.shapes import RecordedPreset, Shapes, field_differences, infer_heads, recorded_preset
-from gmmvit_deploy.models.sources.source import BLOCK_OF_TIMM, CheckpointSource, Conversion, tensors_of_layers
-from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
+from gmmvit_deploy.models.sources.shapes import Shapes, field_differences, infer_heads, recorded_preset
+from gmmvit_deploy.models.sources.source import (
+    BLOCK_OF_TIMM,
+    CheckpointSource,
+    Conversion,
+    TensorOrigins,
+    renamed,
+    within,
+)
+from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-_STATISTICS = ("weight", "bias", "running_mean", "running_var")
 _STEM = "patch_embed.conv1.weight"
 _NOT_COMPARED = {"classes", "mask", "heads", "scale_adjustment", "transform_scale"}
 """Fields of a spec that are no sizes of a preset: a network is often trained again for other classes."""
 _SETTINGS = ("mean", "std", "crop_pct", "interpolation")
 
 
-def hidden_values(
-    shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, *, known_heads: int | None
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return (field of the spec → value that no tensor shows, field → where the value comes from, if from a preset).
+def hidden_values(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, *, known_heads: int | None) -> dict[str, Any]:
+    """Return field of the spec → value that no tensor shows.
 
     spec: the sizes that the tensors show; the other values are not read.
     known_heads: the number of heads that the tensors show, which is among the values, or None.
@@ -60,7 +64,7 @@ def hidden_values(
             f"{shapes.source}: {option} {does} the mixed weights, but no block of this file mixes heads",
             hint=f"omit {option}",
         )
-    preset, why_not = _usable_preset(shapes, hints, spec, known_heads)
+    preset, origin = _usable_preset(shapes, hints, spec, known_heads)
     given: dict[str, Any] = {
         "heads": known_heads if known_heads is not None else hints.heads,
         "scale_adjustment": hints.scale_adjustment,
@@ -68,10 +72,11 @@ def hidden_values(
     }
     missing = [field for field, value in given.items() if value is None]
     if missing and preset is None:
-        raise _asked(shapes, missing, why_not, mixes=mixes)
+        raise _asked(shapes, missing, origin, mixes=mixes)
     if preset is None:
-        return given, {}
-    return given | {field: getattr(preset.spec, field) for field in missing}, dict.fromkeys(missing, preset.origin)
+        return given
+    shapes.taken_from |= dict.fromkeys(missing, origin)
+    return given | {field: getattr(preset, field) for field in missing}
 
 
 def _asked(shapes: Shapes, missing: list[str], why_not: str, *, mixes: bool) -> CheckpointError:
@@ -99,12 +104,11 @@ def _asked(shapes: Shapes, missing: list[str], why_not: str, *, mixes: bool) -> 
 
 def _usable_preset(
     shapes: Shapes, hints: LoadHints, spec: DeepViTSpec, known_heads: int | None
-) -> tuple[RecordedPreset[DeepViTSpec] | None, str]:
-    """Return the preset of ``--preset`` or of `recorded_preset`, and why there is none."""
+) -> tuple[DeepViTSpec | None, str]:
+    """Return the preset of ``--preset``, or else as `recorded_preset`."""
     if hints.preset is not None:
         chosen = PRESETS[hints.preset](spec.classes, spec.image_size, MaskSpec())
-        origin = f"the preset {hints.preset}, which --preset names"
-        return RecordedPreset(name=hints.preset, spec=chosen, origin=origin), ""
+        return chosen, f"the preset {hints.preset}, which --preset names"
 
     def preset_named(name: str) -> DeepViTSpec | None:
         return PRESETS[name](spec.classes, IMAGE_SIZES[name], MaskSpec()) if name in PRESETS else None
@@ -124,7 +128,7 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec) -> KnownIm
 
     Source: ``default_cfgs`` of the authors' code, which its train.py uses if mean, std, crop and filter are not given.
     """
-    preset, _ = _usable_preset(shapes, replace(hints, preset=None), spec, spec.heads)
+    preset, origin = _usable_preset(shapes, replace(hints, preset=None), spec, spec.heads)
     if preset is None or not shapes.record.args or any(shapes.record.args.get(name) for name in _SETTINGS):
         return KnownImages()
     half = (0.5,) * spec.channels
@@ -132,31 +136,27 @@ def known_images(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec) -> KnownIm
         mean=half,
         std=half,
         resize="center-bicubic",
-        crop_pct=1.0 if IMAGE_SIZES[preset.name] == 384 else 0.9,
-        origins=dict.fromkeys(("mean", "std", "resize", "crop_pct"), preset.origin),
+        crop_pct=1.0 if preset.image_size == 384 else 0.9,
+        origins=dict.fromkeys(("mean", "std", "resize", "crop_pct"), origin),
     )
 
 
-def tensor_origins(spec: DeepViTSpec) -> dict[str, str | Conversion]:
-    pairs = {"patch_embedding": "patch_embed.proj", "head_norm": "norm", "head": "head"}
-    names: dict[str, str | Conversion] = {"class_token": "cls_token", "position_embedding": "pos_embed"}
-    if spec.stem_channels:
-        for index in range(2):
-            names[f"stem.convolutions.{index}.weight"] = f"patch_embed.conv{index + 1}.weight"
-            names |= tensors_of_layers({f"stem.norms.{index}": f"patch_embed.bn{index + 1}"}, _STATISTICS)
-    for i, mixes in enumerate(spec.reattention):
-        pairs |= {f"blocks.{i}.{ours}": f"blocks.{i}.{theirs}" for ours, theirs in BLOCK_OF_TIMM.items()}
-        if mixes:
-            after, attention = f"blocks.{i}.attention.scores.after", f"blocks.{i}.attn"
-            mixing = f"{attention}.reatten_matrix"
-            names[f"{after}.mixing.weight"] = Conversion(keys=(f"{mixing}.weight",), convert=_from_old_to_new)
-            names[f"{after}.bias.bias"] = f"{mixing}.bias"
-            names |= tensors_of_layers({f"{after}.norm": f"{attention}.var_norm"}, _STATISTICS)
-    names |= tensors_of_layers(pairs)
-    if not spec.qkv_bias:
-        for i in range(spec.depth):
-            del names[f"blocks.{i}.attention.qkv.bias"]
-    return names
+def tensor_origins(spec: DeepViTSpec, names: Iterable[str]) -> TensorOrigins:
+    after, attention = "blocks.{}.attention.scores.after", "blocks.{}.attn"
+    table: dict[str, str | Conversion] = {
+        **{f"stem.convolutions.{i}": f"patch_embed.conv{i + 1}" for i in range(2)},
+        **{f"stem.norms.{i}": f"patch_embed.bn{i + 1}" for i in range(2)},
+        "patch_embedding": "patch_embed.proj",
+        "class_token": "cls_token",
+        "position_embedding": "pos_embed",
+        **within("blocks.{}", "blocks.{}", BLOCK_OF_TIMM),
+        f"{after}.mixing": Conversion(keys=(f"{attention}.reatten_matrix",), convert=_from_old_to_new),
+        f"{after}.bias": f"{attention}.reatten_matrix",
+        f"{after}.norm": f"{attention}.var_norm",
+        "head_norm": "norm",
+        "head": "head",
+    }
+    return renamed(names, table)
 
 
 def _from_old_to_new(weight: Tensor) -> Tensor:
@@ -164,12 +164,6 @@ def _from_old_to_new(weight: Tensor) -> Tensor:
     if weight.shape[2:] != (1, 1):
         raise ValueError("expected (H, H, 1, 1) for H heads")
     return weight[:, :, 0, 0].transpose(0, 1).contiguous()
-
-
-def known_unused(spec: DeepViTSpec) -> dict[str, str]:
-    norms = [f"blocks.{i}.attn.var_norm" for i, mixes in enumerate(spec.reattention) if mixes]
-    norms += ["patch_embed.bn1", "patch_embed.bn2"] if spec.stem_channels else []
-    return {f"{norm}.num_batches_tracked": "the number of training steps of a BatchNorm" for norm in norms}
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> DeepViTSpec:
@@ -198,7 +192,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> DeepViTSpec:
         mask=MaskSpec(),
         channels=channels,
     )
-    hidden, _ = hidden_values(shapes, hints, sizes, known_heads=known)
+    hidden = hidden_values(shapes, hints, sizes, known_heads=known)
     evidence = "the number of heads in the head mixing matrices of the file is"
     heads = infer_heads(shapes, hints, width=inner, shown=(hidden["heads"], evidence), presets=PRESETS)
     return replace(sizes, **hidden | {"heads": heads})
@@ -206,27 +200,10 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> DeepViTSpec:
 
 def _embedding(shapes: Shapes) -> tuple[int, int, int, int]:
     """Return (D, patch size, image channels, channels of the stem) of the patch embedding; 0 without a stem."""
+    dim, side, channels = shapes.convolution_patch("patch_embed.proj.weight")
     if _STEM not in shapes:
-        return (*shapes.convolution_patch("patch_embed.proj.weight"), 0)
-    stem, channels, height, width = shapes.of(_STEM, rank=4)
-    dim, from_stem, *sides = shapes.of("patch_embed.proj.weight", rank=4)
-    if channels not in CHANNELS or (height, width) != (7, 7):
-        allowed = f"{', '.join(map(str, CHANNELS[:-1]))} or {CHANNELS[-1]}"
-        raise CheckpointError(
-            f"{shapes.source}: {_STEM} has shape {(stem, channels, height, width)}; expected (channels, c, 7, 7) with "
-            f"c = {allowed}"
-        )
-    if from_stem != stem or sides[0] != sides[1]:
-        raise CheckpointError(
-            f"{shapes.source}: patch_embed.proj.weight has shape {(dim, from_stem, *sides)}; expected "
-            f"(D, {stem}, p/2, p/2) for {stem} channels of the convolution stem"
-        )
-    return dim, 2 * sides[0], channels, stem
-
-
-def taken_from(shapes: Shapes, hints: LoadHints, spec: DeepViTSpec) -> Mapping[str, str]:
-    known = spec.heads if any(spec.reattention) else None
-    return hidden_values(shapes, hints, spec, known_heads=known)[1]
+        return dim, side, channels, 0
+    return dim, 2 * side, shapes.of(_STEM, rank=4)[1], channels
 
 
 RELEASED = CheckpointSource(
@@ -238,8 +215,7 @@ RELEASED = CheckpointSource(
     ),
     spec=infer_spec,
     tensors=tensor_origins,
-    known_unused=known_unused,
-    taken_from=taken_from,
+    known_unused=lambda spec: {r".+\.num_batches_tracked": "the number of training steps of a BatchNorm"},
     images=known_images,
     own_hints=("scale_adjustment", "transform_scale"),
 )

@@ -20,7 +20,7 @@ the same storage as the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -29,8 +29,8 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.family import Family, Network, last_of_blocks
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads
-from gmmvit_deploy.models.sources.source import CheckpointSource, tensors_of_layers
-from gmmvit_deploy.models.specs import CHANNELS, MaskKind, MaskSpec, ModelSpec, require, require_counts
+from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins, renamed, within
+from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec, require, require_counts
 
 _PATCH = 16
 
@@ -115,42 +115,43 @@ _FIRST_PATCH = 49
 _EXTERNAL = rf"({_TOKENS}\.attention1\.attn\.q_linear|blocks\.0\.attn\.trans_dims)\."
 
 
-def released_names(spec: EANetSpec, *, memories: tuple[str, str]) -> dict[str, str]:
+def released_names(spec: EANetSpec, names: Iterable[str], *, memories: tuple[str, str]) -> TensorOrigins:
     """Return name in the model → name in the file.  memories: the names of both memories of a token transformer."""
-    pairs = {"project": f"{_TOKENS}.project", "norm": "norm", "head": "head"}
-    names = {"positions.class_token": "cls_token", "positions.position_embedding": "pos_embed"}
-    inside = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.fc1", "mlp.2": "mlp.fc2"}
+    norms_and_mlp = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.fc1", "mlp.2": "mlp.fc2"}
+    transformer = {"project": "q_linear", "to_slots": memories[0], "from_slots": memories[1], "out": "proj"}
+    attention = {"project": "trans_dims", "to_slots": "linear_0", "from_slots": "linear_1", "out": "proj"}
+    table = {
+        "project": f"{_TOKENS}.project",
+        "positions.class_token": "cls_token",
+        "positions.position_embedding": "pos_embed",
+        **within("blocks.{}", "blocks.{}", norms_and_mlp),
+        **within("blocks.{}.attention", "blocks.{}.attn", attention),
+        "norm": "norm",
+        "head": "head",
+    }
     for i in range(2):
         ours, theirs = f"token_transformers.{i}", f"{_TOKENS}.attention{i + 1}"
-        pairs |= {f"{ours}.{a}": f"{theirs}.{z}" for a, z in inside.items()}
-        pairs |= {
-            f"{ours}.{a}": f"{theirs}.attn.{z}"
-            for a, z in {"project": "q_linear", "from_slots": memories[1], "out": "proj"}.items()
-        }
-        names[f"{ours}.to_slots.weight"] = f"{theirs}.attn.{memories[0]}.weight"
-    attention = {"project": "trans_dims", "to_slots": "linear_0", "from_slots": "linear_1", "out": "proj"}
-    for i in range(spec.depth):
-        pairs |= {f"blocks.{i}.{a}": f"blocks.{i}.{z}" for a, z in inside.items()}
-        pairs |= {f"blocks.{i}.attention.{a}": f"blocks.{i}.attn.{z}" for a, z in attention.items()}
-    return names | tensors_of_layers(pairs)
+        table |= within(ours, theirs, norms_and_mlp) | within(ours, f"{theirs}.attn", transformer)
+    return renamed(names, table)
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints, *, memories: tuple[str, str]) -> EANetSpec:
-    source, first = shapes.source, f"{_TOKENS}.attention1.attn"
+    first = f"{_TOKENS}.attention1.attn"
     grid = shapes.grid(shapes.of("pos_embed", rank=3)[1] - 1, where="pos_embed, without the class token,")
     image_size, classes = _PATCH * grid, shapes.of("head.weight", rank=2)[0]
     inner_dim, dim = shapes.of("blocks.0.attn.trans_dims.weight", rank=2)
     slots, head_dim = shapes.of("blocks.0.attn.linear_0.weight", rank=2)
     if inner_dim % dim or dim % head_dim:
         raise CheckpointError(
-            f"{source}: blocks.0.attn.trans_dims.weight has shape {(inner_dim, dim)} and blocks.0.attn.linear_0.weight "
-            f"has shape {(slots, head_dim)}; expected (a multiple of D, D) and (slots, a divisor of D), for a width D"
+            f"{shapes.source}: blocks.0.attn.trans_dims.weight has shape {(inner_dim, dim)} and "
+            f"blocks.0.attn.linear_0.weight has shape {(slots, head_dim)}; expected (a multiple of D, D) and (slots, a "
+            "divisor of D), for a width D"
         )
     evidence = "the number of heads that follows from the memories of the file is"
     heads = infer_heads(shapes, hints, width=dim, shown=(dim // head_dim, evidence), presets=PRESETS)
     return EANetSpec(
         image_size=image_size,
-        channels=_channels(shapes),
+        channels=shapes.of(f"{_TOKENS}.attention1.norm1.weight", rank=1)[0] // _FIRST_PATCH,
         classes=classes,
         dim=dim,
         depth=shapes.count(r"blocks\.(\d+)\."),
@@ -162,18 +163,6 @@ def infer_spec(shapes: Shapes, hints: LoadHints, *, memories: tuple[str, str]) -
         token_slots=shapes.of(f"{first}.{memories[0]}.weight", rank=2)[0],
         mask=MaskSpec(),
     )
-
-
-def _channels(shapes: Shapes) -> int:
-    """Return the number of image channels, from the width of the first norm, which reads patches of 7 × 7 pixels."""
-    name = f"{_TOKENS}.attention1.norm1.weight"
-    (width,) = shapes.of(name, rank=1)
-    if width % _FIRST_PATCH or width // _FIRST_PATCH not in CHANNELS:
-        possible = ", ".join(str(_FIRST_PATCH * channels) for channels in CHANNELS)
-        raise CheckpointError(
-            f"{shapes.source}: {name} has {width} entries; expected one of {possible}: 7 · 7 · channels"
-        )
-    return width // _FIRST_PATCH
 
 
 def _source(name: str, memories: tuple[str, str]) -> CheckpointSource:

@@ -10,12 +10,11 @@ positional_embeddings, or pos_embed       (N, D) or (1, N, D), the positions; in
 The file determines the width, the depth, the number of heads, the mlp width and the number of classes. If several
 numbers of channels fit the size of the patches, the user types --set channels. The side of the images follows from the
 channels and the number of stored positions; without stored positions, the user gives the option --image-size.
-
-The first version of MyViT has a single block at the root of the file (ln1, msa, ln2, enc_mlp) and is refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -24,7 +23,7 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.family import Family, Network, last_of_blocks, plain_blocks
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.shapes import Shapes, image_of_patches, infer_heads
-from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, batched, tensors_of_layers
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, batched, renamed
 from gmmvit_deploy.models.specs import MaskSpec, PatchSpec, require
 
 if TYPE_CHECKING:
@@ -101,30 +100,28 @@ def _stored_grid(shapes: Shapes, name: str) -> int:
     return shapes.grid(tokens - 1, where=f"{name}, without the class token,")
 
 
-def tensor_origins(spec: NaiveViTSpec, *, positions: str) -> TensorOrigins:
+def tensor_origins(spec: NaiveViTSpec, names: Iterable[str], *, positions: str) -> TensorOrigins:
     def channel_fastest(weight: Tensor) -> Tensor:
         """Reorder the input features of a weight: (D, channel · row · column)  →  (D, row · column · channel)."""
         patches: Tensor = weight.unflatten(1, (spec.channels, spec.patch_size, spec.patch_size))
         return patches.permute(0, 2, 3, 1).flatten(1).contiguous()
 
-    origins: dict[str, str | Conversion] = {
+    heads = [f"blocks.{{}}.mhsa.{part}_mappings.{head}" for part in "qkv" for head in range(spec.heads)]
+    table: dict[str, str | Conversion] = {
         "patch_embedding.project.weight": Conversion(keys=(f"{_MAPPER}.weight",), convert=channel_fastest),
         "patch_embedding.project.bias": f"{_MAPPER}.bias",
         "class_token": Conversion(keys=("class_token",), convert=lambda token: token[None]),
-        "head.weight": "mlp.0.weight",
-        "head.bias": "mlp.0.bias",
+        "positions": Conversion(keys=(positions,), convert=batched),
+        "blocks.{}.attention_norm": "blocks.{}.norm1",
+        "blocks.{}.attention.qkv.weight": Conversion(
+            keys=tuple(f"{h}.weight" for h in heads), convert=_stacked_weights
+        ),
+        "blocks.{}.attention.qkv.bias": Conversion(keys=tuple(f"{h}.bias" for h in heads), convert=_stacked),
+        "blocks.{}.mlp_norm": "blocks.{}.norm2",
+        "blocks.{}.mlp": "blocks.{}.mlp",
+        "head": "mlp.0",
     }
-    if spec.stored_positions:
-        origins["positions"] = Conversion(keys=(positions,), convert=batched)
-    layers = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.0", "mlp.2": "mlp.2"}
-    for block in range(spec.depth):
-        names = {f"blocks.{block}.{ours}": f"blocks.{block}.{theirs}" for ours, theirs in layers.items()}
-        origins |= tensors_of_layers(names)
-        keys = [f"blocks.{block}.mhsa.{part}_mappings.{head}" for part in "qkv" for head in range(spec.heads)]
-        qkv = f"blocks.{block}.attention.qkv"
-        origins[f"{qkv}.weight"] = Conversion(keys=tuple(f"{key}.weight" for key in keys), convert=_stacked_weights)
-        origins[f"{qkv}.bias"] = Conversion(keys=tuple(f"{key}.bias" for key in keys), convert=_stacked)
-    return origins
+    return renamed(names, table)
 
 
 def _stacked(*tensors: Tensor) -> Tensor:

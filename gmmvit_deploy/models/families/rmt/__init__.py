@@ -13,7 +13,7 @@ No tensor shows the side of the images, or whether a stage attends to the whole 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +23,13 @@ from gmmvit_deploy.models.families.rmt.spec import IMAGE_SIZE, PRESETS, Release,
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.sources.shapes import Shapes, field_differences, infer_heads, recorded_preset
-from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, tensors_of_layers
-from gmmvit_deploy.models.specs import CHANNELS, MaskSpec
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, renamed, within
+from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-_BOTH = ("weight", "bias")
-_BATCH_NORM = (*_BOTH, "running_mean", "running_var")
-_STEM = tuple((f"stem.convolutions.{index}", f"patch_embed.proj.{3 * index}") for index in range(4))
-_FIRST = "patch_embed.proj.0.weight"
 _NOT_COMPARED = {"image_size", "classes", "mask"}  # with the preset that a file names
 
 
@@ -46,45 +42,31 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> RMTSpec:
             f"{source}: --set decomposed_stages={','.join(map(str, given))}, but the file has {stages} stages",
             hint="type for example --set decomposed_stages=1,2 (the first stage is 1), or --set decomposed_stages=none",
         )
-    preset, _, reason = _preset(shapes, hints, sizes)
+    preset, where = _preset(shapes, hints, sizes)
     image_size = hints.image_size
     if image_size is None and preset is not None and _trained_at_preset_size(shapes):
-        image_size = preset.image_size
+        image_size, shapes.taken_from["image_size"] = preset.image_size, where
     if given is None and preset is not None:
+        shapes.taken_from["decomposed_stages"] = where
         given = _within(preset, sizes)  # all stages of the preset, unless the loader refuses the preset
     if image_size is None or given is None:
-        raise _unknown(shapes, image_size, given, reason)
+        raise _unknown(shapes, image_size, given, "" if preset is not None else where)
     return RMTSpec(**sizes, image_size=image_size, decomposed_stages=tuple(sorted(given)))
 
 
 def _sizes(shapes: Shapes, hints: LoadHints) -> dict[str, Any]:
     """Return the fields of the spec that the tensors show."""
-    stages = range(_counted(shapes, r"layers\.(\d+)\.", "layers.{}.Relpos.decay"))
-    depths = [
-        _counted(shapes, rf"layers\.{s}\.blocks\.(\d+)\.", f"layers.{s}.blocks.{{}}.retention.q_proj.weight")
-        for s in stages
-    ]
+    stages = range(shapes.count(r"layers\.(\d+)\."))
+    depths = [shapes.count(rf"layers\.{s}\.blocks\.(\d+)\.") for s in stages]
     dims = [shapes.of(f"layers.{s}.blocks.0.retention.q_proj.weight", rank=2)[0] for s in stages]
     heads = [shapes.of(f"layers.{s}.Relpos.decay", rank=1)[0] for s in stages]
-    for s in stages:
-        angles = shapes.of(f"layers.{s}.Relpos.angle", rank=1)[0]
-        if angles * heads[s] != dims[s]:
-            raise CheckpointError(
-                f"{shapes.source}: layers.{s}.Relpos.angle has {angles} entries, expected the head dim: the width "
-                f"{dims[s]} divided by {heads[s]}, the number of entries of layers.{s}.Relpos.decay"
-            )
     infer_heads(
         shapes, hints, width=dims[0], shown=(heads[0], "the number of decays of the first stage is"), presets=PRESETS
     )
-    channels = shapes.of(_FIRST, rank=4)[1]
-    if channels not in CHANNELS:
-        raise CheckpointError(
-            f"{shapes.source}: {_FIRST} reads {channels} channels, expected one of {', '.join(map(str, CHANNELS))}"
-        )
     release = _release(shapes, depths)
     return {
         "classes": shapes.of("head.weight", rank=2)[0],
-        "channels": channels,
+        "channels": shapes.of("patch_embed.proj.0.weight", rank=4)[1],
         "dims": tuple(dims),
         "depths": tuple(depths),
         "heads": tuple(heads),
@@ -94,17 +76,6 @@ def _sizes(shapes: Shapes, hints: LoadHints) -> dict[str, Any]:
         "projection_dim": 0 if release == "2023" else shapes.of("proj.weight", rank=2)[0],
         "mask": MaskSpec(kind="decay"),
     }
-
-
-def _counted(shapes: Shapes, pattern: str, tensor: str) -> int:
-    """Return the number of stages or blocks that the names count from 0; each must have ``tensor``, with its number."""
-    count = shapes.count(pattern)
-    for number in range(max(count, 1)):  # ends at the first missing number, however large the count is
-        if tensor.format(number) not in shapes:
-            raise CheckpointError(
-                f"{shapes.source}: tensor {tensor.format(number)} is missing, but the names count to {count - 1}"
-            )
-    return count
 
 
 def _release(shapes: Shapes, depths: list[int]) -> Release:
@@ -128,22 +99,18 @@ def _release(shapes: Shapes, depths: list[int]) -> Release:
     )
 
 
-def _preset(shapes: Shapes, hints: LoadHints, sizes: Mapping[str, Any]) -> tuple[RMTSpec | None, str, str]:
-    """Return (preset, where its name comes from, reason why there is no preset)."""
+def _preset(shapes: Shapes, hints: LoadHints, sizes: Mapping[str, Any]) -> tuple[RMTSpec | None, str]:
+    """Return the preset of ``--preset``, or else as `recorded_preset`."""
     classes = sizes["classes"]
     if hints.preset is not None:
-        return PRESETS[hints.preset](classes, IMAGE_SIZE, MaskSpec()), f"--preset {hints.preset}", ""
+        return PRESETS[hints.preset](classes, IMAGE_SIZE, MaskSpec()), f"--preset {hints.preset}"
 
     def differences(preset: RMTSpec) -> list[str]:
         own = RMTSpec(**sizes, image_size=IMAGE_SIZE, decomposed_stages=_within(preset, sizes))
         return field_differences(own, preset, left_out=_NOT_COMPARED)
 
-    preset, reason = recorded_preset(
-        shapes,
-        preset_named=partial(preset_named, release=sizes["release"], classes=classes),
-        differences=differences,
-    )
-    return (None, "", reason) if preset is None else (preset.spec, preset.origin, "")
+    named = partial(preset_named, release=sizes["release"], classes=classes)
+    return recorded_preset(shapes, preset_named=named, differences=differences)
 
 
 def _within(preset: RMTSpec, sizes: Mapping[str, Any]) -> tuple[int, ...]:
@@ -175,64 +142,40 @@ def _unknown(shapes: Shapes, image_size: int | None, stages: tuple[int, ...] | N
     )
 
 
-def taken_from(shapes: Shapes, hints: LoadHints, spec: RMTSpec) -> dict[str, str]:
-    _, where, _ = _preset(shapes, hints, _sizes(shapes, hints))
-    given = {"image_size": hints.image_size, "decomposed_stages": hints.decomposed_stages}
-    return {name: where for name, value in given.items() if value is None}
-
-
-def tensor_origins(spec: RMTSpec) -> TensorOrigins:
-    pairs = {"head": "head"} | ({"token_head": "aux_head"} if spec.release == "token_label" else {})
-    norms = {f"{ours}.norm": _next(theirs) for ours, theirs in _STEM}
-    origins: dict[str, str | Conversion] = {}
-    pairs |= {f"{ours}.convolution": theirs for ours, theirs in _STEM}
-    for s, depth in enumerate(spec.depths):
-        for b in range(depth):
-            origins |= _block_origins(spec, s, b)
-        if spec.rotates:
-            origins[f"stages.{s}.rotation.angle"] = f"layers.{s}.Relpos.angle"
-        if s < len(spec.depths) - 1:
-            ours, theirs = f"stages.{s}.downsampling.reduction", f"layers.{s}.downsample"
-            pairs[f"{ours}.convolution"] = f"{theirs}.reduction"
-            norms[f"{ours}.norm"] = f"{theirs}.norm"
-    if spec.release == "2023":
-        norms["norm"] = "norm"
-    else:
-        pairs["projection.normed.linear"] = "proj"
-        norms["projection.normed.norm"] = "norm"
-    return origins | tensors_of_layers(pairs) | tensors_of_layers(norms, _BATCH_NORM)
-
-
-def _next(layer: str) -> str:
-    stem, _, number = layer.rpartition(".")
-    return f"{stem}.{int(number) + 1}"
-
-
-def _block_origins(spec: RMTSpec, s: int, b: int) -> dict[str, str | Conversion]:
-    ours, theirs = f"stages.{s}.blocks.{b}", f"layers.{s}.blocks.{b}"
-    pairs = {
+def tensor_origins(spec: RMTSpec, names: Iterable[str]) -> TensorOrigins:
+    block, theirs = "stages.{}.blocks.{}", "layers.{}.blocks.{}"
+    qkv = tuple(f"{theirs}.retention.{part}_proj" for part in "qkv")
+    layers = {
         "position.convolution": "pos.conv",
         "attention_norm": "retention_layer_norm",
         "attention.local.convolution": "retention.lepe.conv",
         "attention.out": "retention.out_proj",
         "mlp_norm": "final_layer_norm",
         "mlp.first": "ffn.fc1",
+        "mlp.convolution.convolution": "ffn.dwconv.conv",
         "mlp.second": "ffn.fc2",
     }
-    if spec.release != "2023":
-        pairs["mlp.convolution.convolution"] = "ffn.dwconv.conv"
-    origins: dict[str, str | Conversion] = {
-        **tensors_of_layers({f"{ours}.{a}": f"{theirs}.{z}" for a, z in pairs.items()})
+    table: dict[str, str | Conversion] = {
+        **{f"stem.convolutions.{i}.convolution": f"patch_embed.proj.{3 * i}" for i in range(4)},
+        **{f"stem.convolutions.{i}.norm": f"patch_embed.proj.{3 * i + 1}" for i in range(4)},
+        **within(block, theirs, layers),
+        f"{block}.attention.qkv": Conversion(keys=qkv, convert=_stacked),
+        f"{block}.attention_scale.gamma": Conversion(keys=(f"{theirs}.gamma_1",), convert=_flat),
+        f"{block}.mlp_scale.gamma": Conversion(keys=(f"{theirs}.gamma_2",), convert=_flat),
+        **{
+            f"{block}.attention.{part}.scores.before.decay.decay": "layers.{}.Relpos.decay"
+            for part in ("tokens", "rows", "columns")
+        },
+        "stages.{}.rotation.angle": "layers.{}.Relpos.angle",
+        "stages.{}.downsampling.reduction.convolution": "layers.{}.downsample.reduction",
+        "stages.{}.downsampling.reduction.norm": "layers.{}.downsample.norm",
+        "projection.normed.linear": "proj",
+        "projection.normed.norm": "norm",
+        "norm": "norm",
+        "head": "head",
+        "token_head": "aux_head",
     }
-    for part in _BOTH:
-        keys = tuple(f"{theirs}.retention.{name}_proj.{part}" for name in "qkv")
-        origins[f"{ours}.attention.qkv.{part}"] = Conversion(keys=keys, convert=_stacked)
-    for attention in ("rows", "columns") if s + 1 in spec.decomposed_stages else ("tokens",):
-        origins[f"{ours}.attention.{attention}.scores.before.decay.decay"] = f"layers.{s}.Relpos.decay"
-    if s + 1 in spec.layer_scale:
-        for name, number in (("attention_scale", 1), ("mlp_scale", 2)):
-            origins[f"{ours}.{name}.gamma"] = Conversion(keys=(f"{theirs}.gamma_{number}",), convert=_flat)
-    return origins
+    return renamed(names, table)
 
 
 def _stacked(*tensors: Tensor) -> Tensor:
@@ -252,15 +195,9 @@ def _flat(gamma: Tensor) -> Tensor:
 
 
 def known_unused(spec: RMTSpec) -> dict[str, str]:
-    stages = range(len(spec.depths))
-    norms = [_next(theirs) for _, theirs in _STEM] + [f"layers.{s}.downsample.norm" for s in stages[:-1]] + ["norm"]
-    counters = dict.fromkeys(
-        (f"{norm}.num_batches_tracked" for norm in norms), "the number of training steps of a BatchNorm"
-    )
-    if spec.rotates:
-        return counters
-    angles = (f"layers.{s}.Relpos.angle" for s in stages)
-    return counters | dict.fromkeys(angles, "angles that the release of 2023 stores and does not read")
+    counters = {r".+\.num_batches_tracked": "the number of training steps of a BatchNorm"}
+    angles = {r"layers\.\d+\.Relpos\.angle": "angles that the release of 2023 stores and does not read"}
+    return counters if spec.rotates else counters | angles
 
 
 def known_images(shapes: Shapes, hints: LoadHints, spec: RMTSpec) -> KnownImages:
@@ -287,14 +224,12 @@ RELEASED = CheckpointSource(
     tensors=tensor_origins,
     known_unused=known_unused,
     images=known_images,
-    taken_from=taken_from,
     own_hints=("decomposed_stages",),
 )
 
 
 def _network() -> Network:
     from gmmvit_deploy.models.families.rmt import folding, model
-    from gmmvit_deploy.models.families.rmt.mistakes import MISTAKES
 
     return Network(
         build=model.RMT,
@@ -308,7 +243,7 @@ def _network() -> Network:
             folding.share_decays,
         ),
         engine_passes=(folding.join_rows,),
-        mistakes=MISTAKES,
+        mistakes=model.MISTAKES,
     )
 
 

@@ -18,62 +18,39 @@ layers.{s}.blocks.{b}.attn.scale      with LSA: the temperature of each head
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.family import Family, Network, Windows, stage_blocks
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import (
-    VIEWS,
-    has_shifted,
-    mask_names,
+    SHIFTED_NAMES,
+    patch_sizes,
     released_source,
-    shifted_names,
+    score_names,
     temperature_heads,
 )
-from gmmvit_deploy.models.sources.shapes import Shapes, exact_root, infer_heads, infer_mask, mask_heads
-from gmmvit_deploy.models.sources.source import BLOCK_OF_TIMM, tensors_of_layers
-from gmmvit_deploy.models.specs import (
-    MaskSpec,
-    ModelSpec,
-    require,
-    require_counts,
-    require_no_mask_with,
-    require_stages,
-    require_tiling,
-)
+from gmmvit_deploy.models.sources.shapes import Shapes, infer_heads, infer_mask
+from gmmvit_deploy.models.sources.source import BLOCK_OF_TIMM, TensorOrigins, renamed, within
+from gmmvit_deploy.models.specs import MaskSpec, StagesSpec, require, require_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwinSpec(ModelSpec):
+class SwinSpec(StagesSpec):
     """Swin: attention within windows that shift in blocks with an odd index; each later stage halves the grid.
 
     window: the number of tokens along a side of a window.
-    dim: the width of the first stage; the width doubles from stage to stage.
-    depths, heads, mlp_dims: the number of blocks, the number of heads and the mlp width of each stage.
-    spt, lsa: True for shifted patch tokenisation, and for locality self-attention, as in the formulas of the model.
     """
 
     family: ClassVar[str] = "swin"
-    flags: ClassVar[tuple[str, ...]] = ("spt", "lsa")
-    patch_size: int
-    dim: int
-    depths: tuple[int, ...]
-    heads: tuple[int, ...]
     window: int
-    mlp_dims: tuple[int, ...]
-    spt: bool = False
-    lsa: bool = False
 
     def __post_init__(self) -> None:
-        ModelSpec.__post_init__(self)
-        require_counts(self, "patch_size", "dim", "depths", "heads", "window", "mlp_dims")
-        require_tiling(self.image_size, self.patch_size)
-        require_stages(self.depths, self.heads, self.mlp_dims)
+        StagesSpec.__post_init__(self)
+        require_counts(self, "window")
         require(self.mask.kind != "elm", "a Swin supports no element-wise mask (ELM); expected plain or gmm")
-        require_no_mask_with(self, "spt", "lsa")
         require(
             not self.lsa or self.window > 1, "lsa: expected windows of at least 2×2 tokens: no token attends to itself"
         )
@@ -89,10 +66,6 @@ class SwinSpec(ModelSpec):
     def grids(self) -> tuple[int, ...]:
         """The number of tokens along a side of the grid of each stage."""
         return tuple((self.image_size // self.patch_size) >> stage for stage in range(len(self.depths)))
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        return tuple(self.dim << stage for stage in range(len(self.depths)))
 
     def shift(self, stage: int, block: int) -> int:
         """Return by how many tokens a block with an odd index rolls the grid, if its stage has several windows."""
@@ -121,63 +94,40 @@ _TEMPERATURE = r"layers\.\d+\.blocks\.\d+\.attn\.scale$"
 _TABLES = r".*relative_position_bias_table"
 
 
-def released_names(spec: SwinSpec) -> dict[str, str]:
-    pairs = {"norm": "norm", "head": "head"}
-    names = {"position_embedding": "absolute_pos_embed"}
-    if spec.spt:
-        names |= shifted_names("patch_embedding", _SHIFTED)
-    else:
-        pairs |= {"patch_embedding": "patch_embed.proj", "patch_norm": "patch_embed.norm"}
-    for s, depth in enumerate(spec.depths):
-        for b in range(depth):
-            ours, theirs = f"stages.{s}.blocks.{b}", f"layers.{s}.blocks.{b}"
-            pairs |= {f"{ours}.{a}": f"{theirs}.{z}" for a, z in BLOCK_OF_TIMM.items()}
-            scores = f"{ours}.attention.scores"
-            names[f"{scores}.before.bias.table"] = f"{theirs}.attn.relative_position_bias_table"
-            names[f"{scores}.before.bias.index"] = f"{theirs}.attn.relative_position_index"
-            if spec.shift(s, b):
-                names[f"{scores}.before.bias.outside"] = f"{theirs}.attn_mask"
-            names |= mask_names(spec.mask, f"{scores}.before.mask", f"{theirs}.attn.mask")
-            if spec.lsa:
-                names[f"{scores}.before.temperature.temperature"] = f"{theirs}.attn.scale"
-        if s < len(spec.depths) - 1 and spec.spt:
-            names |= shifted_names(f"stages.{s}.merge.patches", f"layers.{s}.downsample.merging")
-        elif s < len(spec.depths) - 1:
-            pairs[f"stages.{s}.merge.norm"] = f"layers.{s}.downsample.norm"
-            names[f"stages.{s}.merge.reduce.weight"] = f"layers.{s}.downsample.reduction.weight"
-    return names | tensors_of_layers(pairs)
-
-
-def known_unused(spec: SwinSpec) -> dict[str, str]:
-    return {"mask": "a second copy of the window's base mask, at the root of the file"}
+def released_names(spec: SwinSpec, names: Iterable[str]) -> TensorOrigins:
+    block, theirs = "stages.{}.blocks.{}", "layers.{}.blocks.{}"
+    bias = {
+        "table": "attn.relative_position_bias_table",
+        "index": "attn.relative_position_index",
+        "outside": "attn_mask",
+    }
+    merge = {"norm": "norm", "reduce": "reduction", **within("patches", "merging", SHIFTED_NAMES)}
+    table = {
+        "patch_embedding": "patch_embed.proj",
+        "patch_norm": "patch_embed.norm",
+        **within("patch_embedding", _SHIFTED, SHIFTED_NAMES),
+        "position_embedding": "absolute_pos_embed",
+        **within(block, theirs, BLOCK_OF_TIMM),
+        **within(f"{block}.attention.scores.before.bias", theirs, bias),
+        **score_names(f"{block}.attention", f"{theirs}.attn"),
+        **within("stages.{}.merge", "layers.{}.downsample", merge),
+        "norm": "norm",
+        "head": "head",
+    }
+    return renamed(names, table)
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
     """Infer the spec.  The number of heads follows from the relative position bias tables."""
-    source = shapes.source
-    spt = has_shifted(shapes, _SHIFTED)
-    dim, patch_size, channels = (
-        shapes.linear_patch(f"{_SHIFTED}.2.weight", views=VIEWS)
-        if spt
-        else shapes.convolution_patch("patch_embed.proj.weight")
-    )
+    dim, patch_size, channels, spt = patch_sizes(shapes, _SHIFTED, convolution="patch_embed.proj")
     grid = shapes.grid(shapes.of("absolute_pos_embed", rank=3)[1], where="absolute_pos_embed")
     stages = shapes.count(r"layers\.(\d+)\.blocks\.")
-    mask, _ = infer_mask(shapes, hints, "layers.0.blocks.0.attn.mask")
-    if mask.kind == "elm":
-        raise CheckpointError(f"{source}: the file has an element-wise mask (ELM), which a Swin does not support")
+    mask = infer_mask(shapes, hints, *(f"layers.{s}.blocks.0.attn.mask" for s in range(stages)))
     tables = [shapes.of(f"layers.{s}.blocks.0.attn.relative_position_bias_table", rank=2) for s in range(stages)]
-    offsets = exact_root(tables[0][0])
-    if offsets is None or offsets % 2 == 0:
-        raise CheckpointError(f"{source}: the position bias table has {tables[0][0]} rows; expected (2·window − 1)²")
     classes = shapes.of("head.weight", rank=2)[0]
     evidence = "the number of heads in the first position bias table of the file is"
     infer_heads(shapes, hints, width=dim, shown=(tables[0][1], evidence), presets=PRESETS)
     heads = [table[1] for table in tables]
-    spoken = mask_heads(shapes, [f"layers.{s}.blocks.0.attn.mask" for s in range(stages)])
-    # In a stage with a single head, a shared mask and a per-head mask have the same shape. The masks are shared if
-    # every mask is for a single head although at least one stage has several heads.
-    mask = replace(mask, shared=mask.kind == "gmm" and set(spoken) == {1} and set(heads) != {1})
     return SwinSpec(
         image_size=grid * patch_size,
         patch_size=patch_size,
@@ -185,12 +135,12 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> SwinSpec:
         dim=dim,
         depths=tuple(shapes.count(rf"layers\.{s}\.blocks\.(\d+)\.") for s in range(stages)),
         heads=tuple(heads),
-        window=(offsets + 1) // 2,
+        window=(math.isqrt(tables[0][0]) + 1) // 2,  # the table has (2·window − 1)² rows
         mlp_dims=tuple(shapes.of(f"layers.{s}.blocks.0.mlp.fc1.weight", rank=2)[0] for s in range(stages)),
-        mask=mask,
+        mask=mask.for_heads(*heads),
         channels=channels,
         spt=spt,
-        lsa=temperature_heads(shapes, ["layers.0.blocks.0.attn.scale"], pattern=_TEMPERATURE) is not None,
+        lsa=temperature_heads(shapes, "layers.0.blocks.0.attn.scale", pattern=_TEMPERATURE) is not None,
     )
 
 
@@ -199,7 +149,7 @@ RELEASED = released_source(
     absent=(r"head\.fc\.",),  # timm's name of the head; other names of timm's Swin are the same
     spec=infer_spec,
     names=released_names,
-    known_unused=known_unused,
+    known_unused={"mask": "a second copy of the window's base mask, at the root of the file"},
 )
 
 

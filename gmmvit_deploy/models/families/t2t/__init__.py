@@ -21,21 +21,15 @@ tokens_to_token.attention1           with SPT: five times as many inputs, for th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.family import Family, LastBlock, Network, last_of_blocks
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.sources.released import (
-    VIEWS,
-    mask_names,
-    released_source,
-    temperature_heads,
-)
-from gmmvit_deploy.models.sources.shapes import Shapes, exact_root, infer_heads, infer_mask
-from gmmvit_deploy.models.sources.source import tensors_of_layers
+from gmmvit_deploy.models.sources.released import VIEWS, released_source, score_names, temperature_heads
+from gmmvit_deploy.models.sources.shapes import Shapes, exact_root, infer_heads, infer_mask, mask_heads
+from gmmvit_deploy.models.sources.source import BLOCK_OF_TIMM, TensorOrigins, renamed, within
 from gmmvit_deploy.models.specs import CHANNELS, MaskSpec, ModelSpec, require, require_counts, require_no_mask_with
 
 
@@ -128,31 +122,24 @@ _FIRST = r"tokens_to_token\.attention1\."
 _TEMPERATURE = r"(tokens_to_token\.attention|blocks\.)\d+\.attn\.scale$"
 
 
-def released_names(spec: T2TSpec) -> dict[str, str]:
-    pairs = {"project": f"{_TOKENS}.project", "norm": "norm", "head": "head"}
-    names = {
+def released_names(spec: T2TSpec, names: Iterable[str]) -> TensorOrigins:
+    in_transformer = {ours.removeprefix("attention."): theirs for ours, theirs in BLOCK_OF_TIMM.items()}
+    table = {
+        "project": f"{_TOKENS}.project",
         "position_embedding": "pos_embed",
-        "class_token" if spec.class_token else "unused.class_token": "cls_token",
+        "class_token": "cls_token",
+        "unused.class_token": "cls_token",
         "unused.token_norm_weight": f"{_TOKENS}.norm.weight",
         "unused.token_norm_bias": f"{_TOKENS}.norm.bias",
+        **within("blocks.{}", "blocks.{}", BLOCK_OF_TIMM),
+        **score_names("blocks.{}.attention", "blocks.{}.attn"),
+        "norm": "norm",
+        "head": "head",
     }
-    inside = {"attention_norm": "norm1", "mlp_norm": "norm2", "mlp.0": "mlp.fc1", "mlp.2": "mlp.fc2"}
-    stacks = [(f"token_transformers.{i}", "", f"{_TOKENS}.attention{i + 1}") for i in range(spec.token_layers)]
-    stacks += [(f"blocks.{i}", ".attention", f"blocks.{i}") for i in range(spec.depth)]
-    for ours, attention, theirs in stacks:
-        pairs |= {f"{ours}.{a}": f"{theirs}.{z}" for a, z in inside.items()}
-        pairs[f"{ours}{attention}.out"] = f"{theirs}.attn.proj"
-        names[f"{ours}{attention}.qkv.weight"] = f"{theirs}.attn.qkv.weight"
-        names |= mask_names(spec.mask, f"{ours}{attention}.scores.before.mask", f"{theirs}.attn.mask")
-        if spec.lsa:
-            names[f"{ours}{attention}.scores.before.temperature.temperature"] = f"{theirs}.attn.scale"
-    return names | tensors_of_layers(pairs)
-
-
-def known_unused(spec: T2TSpec) -> dict[str, str]:
-    layers = [f"{_TOKENS}.attention{i + 1}" for i in range(spec.token_layers)]
-    unused = {f"{layer}.mask": "a second copy of the token transformer's base mask" for layer in layers}
-    return {"mask": "a second copy of the base mask, at the root of the file", **unused}
+    for i in range(spec.token_layers):
+        ours, theirs = f"token_transformers.{i}", f"{_TOKENS}.attention{i + 1}"
+        table |= within(ours, theirs, in_transformer) | score_names(ours, f"{theirs}.attn")
+    return renamed(names, table)
 
 
 def _channels(shapes: Shapes) -> tuple[int, bool]:
@@ -160,16 +147,8 @@ def _channels(shapes: Shapes) -> tuple[int, bool]:
 
     The input width of the first token transformer is 9·c, or 45·c with shifted copies. No supported c fits both.
     """
-    name = f"{_TOKENS}.attention1.attn.qkv.weight"
-    values = shapes.of(name, rank=2)[1]
-    if values % (9 * VIEWS) == 0 and values // (9 * VIEWS) in CHANNELS:
-        return values // (9 * VIEWS), True
-    if values % 9 or values // 9 not in CHANNELS:
-        raise CheckpointError(
-            f"{shapes.source}: {name} has input width {values}; expected 9·c, or 45·c with shifted copies (SPT), for "
-            f"images with c channels, c = {', '.join(map(str, CHANNELS[:-1]))} or {CHANNELS[-1]}"
-        )
-    return values // 9, False
+    channels = shapes.of(f"{_TOKENS}.attention1.attn.qkv.weight", rank=2)[1] // 9
+    return (channels, False) if channels in CHANNELS else (channels // VIEWS, True)
 
 
 def _grid(shapes: Shapes) -> tuple[int, bool]:
@@ -180,27 +159,21 @@ def _grid(shapes: Shapes) -> tuple[int, bool]:
     return shapes.grid(positions, where="pos_embed"), False
 
 
-def _temperatures(shapes: Shapes) -> tuple[int, ...] | None:
-    return temperature_heads(shapes, ["blocks.0.attn.scale"], pattern=_TEMPERATURE)
-
-
-def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
-    """Return the number of heads that the tensors show, or None, and the evidence for `infer_heads`."""
-    if temperatures := _temperatures(shapes):
-        return temperatures[0], "the number of temperatures in the file is"
-    return infer_mask(shapes, hints, "blocks.0.attn.mask")[1], "the number of heads in the masks of the file is"
-
-
 def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
     """Infer the spec.  The number of heads follows only from per-head masks and temperatures."""
     grid, class_token = _grid(shapes)
     token_layers = shapes.count(rf"{_TOKENS}\.attention(\d+)\.") - 1
     image_size = grid << (token_layers + 1)
     channels, spt = _channels(shapes)
-    mask, _ = infer_mask(shapes, hints, "blocks.0.attn.mask")
+    mask = infer_mask(shapes, hints, "blocks.0.attn.mask")
     inner_dim = shapes.of("blocks.0.attn.qkv.weight", rank=2)[0] // 3
     classes = shapes.of("head.weight", rank=2)[0]
-    heads = infer_heads(shapes, hints, width=inner_dim, shown=shown_heads(shapes, hints), presets=PRESETS)
+    temperatures = temperature_heads(shapes, "blocks.0.attn.scale", pattern=_TEMPERATURE)
+    shown = (temperatures, "the number of temperatures in the file is")
+    if temperatures is None:
+        (in_masks,) = mask_heads(shapes, ["blocks.0.attn.mask"])
+        shown = (in_masks if in_masks > 1 else None, "the number of heads in the masks of the file is")
+    heads = infer_heads(shapes, hints, width=inner_dim, shown=shown, presets=PRESETS)
     return T2TSpec(
         image_size=image_size,
         classes=classes,
@@ -212,11 +185,11 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> T2TSpec:
         token_layers=token_layers,
         token_dim=shapes.of(f"{_TOKENS}.attention1.attn.proj.weight", rank=2)[0],
         token_mlp_dim=shapes.of(f"{_TOKENS}.attention1.mlp.fc1.weight", rank=2)[0],
-        mask=replace(mask, shared=mask.shared and heads > 1),  # a single head cannot share a mask
+        mask=mask.for_heads(heads),
         channels=channels,
         class_token=class_token,
         spt=spt,
-        lsa=_temperatures(shapes) is not None,
+        lsa=temperatures is not None,
     )
 
 
@@ -224,8 +197,10 @@ RELEASED = released_source(
     signature=(_FIRST,),
     spec=infer_spec,
     names=released_names,
-    shown_heads=shown_heads,
-    known_unused=known_unused,
+    known_unused={
+        "mask": "a second copy of the base mask, at the root of the file",
+        rf"{_TOKENS}\.attention\d+\.mask": "a second copy of the token transformer's base mask",
+    },
 )
 
 

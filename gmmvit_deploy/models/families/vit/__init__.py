@@ -20,27 +20,32 @@ of a ViT with class token can also read the mean of all tokens, so a file withou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.family import SMALL, Family, LastBlock, Network, last_of_blocks, plain_blocks
+from gmmvit_deploy.models.families.family import (
+    SMALL,
+    Family,
+    LastBlock,
+    Network,
+    last_of_blocks,
+    plain_blocks,
+    spt_and_lsa,
+)
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import (
     OPTION,
     PLAIN_FILES,
-    VIEWS,
     block_names,
-    has_shifted,
+    patch_sizes,
     released_source,
-    shifted_names,
     temperature_heads,
 )
-from gmmvit_deploy.models.sources.shapes import Shapes, asked_pool, infer_heads, infer_mask, known_pool
-from gmmvit_deploy.models.sources.source import tensors_of_layers
+from gmmvit_deploy.models.sources.shapes import Shapes, asked_pool, infer_heads, infer_mask, known_pool, mask_heads
+from gmmvit_deploy.models.sources.source import TensorOrigins, renamed
 from gmmvit_deploy.models.specs import MaskSpec, PatchSpec, require, require_counts, require_no_mask_with
 
 if TYPE_CHECKING:
@@ -130,54 +135,42 @@ _LINEAR, _SHIFTED = "to_patch_embedding.1", "to_patch_embedding.merging"
 _ROOT_MASK = "mask"
 
 
-def released_names(spec: ViTSpec) -> dict[str, str]:
-    layers = {"head_norm": "mlp_head.0", "head": "mlp_head.1"}
-    names = {"position_embedding": "pos_embedding"}
-    if spec.spt:
-        names |= shifted_names("patch_embedding", _SHIFTED)
-    else:
-        layers["patch_embedding.project"] = _LINEAR
-    if spec.class_token:
-        names |= {"class_token": "cls_token"}
-    projects = not (spec.heads == 1 and spec.head_dim == spec.dim)
-    for i in range(spec.depth):
-        names |= block_names(f"blocks.{i}", f"{_LAYERS}.{i}", mask=spec.mask, projects=projects)
-        if spec.lsa:
-            names[f"blocks.{i}.attention.scores.before.temperature.temperature"] = f"{_LAYERS}.{i}.0.fn.scale"
-    return names | tensors_of_layers(layers)
+def released_names(spec: ViTSpec, names: Iterable[str]) -> TensorOrigins:
+    table = {
+        "patch_embedding.norm": f"{_SHIFTED}.1",
+        "patch_embedding.project": f"{_SHIFTED}.2" if spec.spt else _LINEAR,
+        "position_embedding": "pos_embedding",
+        "class_token": "cls_token",
+        **block_names("blocks.{}", f"{_LAYERS}.{{}}"),
+        "head_norm": "mlp_head.0",
+        "head": "mlp_head.1",
+    }
+    return renamed(names, table)
 
 
-def shown_heads(shapes: Shapes, hints: LoadHints) -> tuple[int | None, str]:
+def _shown_heads(shapes: Shapes, temperatures: int | None) -> tuple[int | None, str]:
     """Return the number of heads that the tensors show, or None, and the evidence for `infer_heads`."""
-    if temperatures := temperature_heads(shapes, [f"{_FIRST}.scale"], pattern=_TEMPERATURE):
-        return temperatures[0], "the number of temperatures in the file is"
-    _, mask_heads = infer_mask(shapes, hints, f"{_FIRST}.mask")
-    if mask_heads:
-        return mask_heads, "the number of heads in the masks of the file is"
+    if temperatures:
+        return temperatures, "the number of temperatures in the file is"
+    (heads,) = mask_heads(shapes, [f"{_FIRST}.mask"])
+    if heads > 1:
+        return heads, "the number of heads in the masks of the file is"
     width, dim = shapes.of(f"{_FIRST}.to_qkv.weight", rank=2)
     single = f"{_FIRST}.to_out.0.weight" not in shapes and width // 3 == dim
     return 1 if single else None, "the file has no output projection, so the number of heads is"
 
 
 def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
-    source = shapes.source
-    spt = has_shifted(shapes, _SHIFTED)
-    embedding, views = (f"{_SHIFTED}.2", VIEWS) if spt else (_LINEAR, 1)
-    dim, patch_size, channels = shapes.linear_patch(f"{embedding}.weight", views=views)
-    temperatures = temperature_heads(shapes, [f"{_FIRST}.scale"], pattern=_TEMPERATURE)
+    dim, patch_size, channels, spt = patch_sizes(shapes, _SHIFTED, linear=_LINEAR)
+    temperatures = temperature_heads(shapes, f"{_FIRST}.scale", pattern=_TEMPERATURE)
     class_token = "cls_token" in shapes
     positions = shapes.of("pos_embedding", rank=3)[1] - int(class_token)
     grid = shapes.grid(positions, where="pos_embedding without the class token" if class_token else "pos_embedding")
-    mask, _ = infer_mask(shapes, hints, f"{_FIRST}.mask")
-    if class_token and mask.kind != "plain":
-        raise CheckpointError(
-            f"{source}: the file has a class token and a {mask.kind} mask; expected no class token, "
-            "because the masked ViTs of the released code have no class token"
-        )
+    mask = infer_mask(shapes, hints, f"{_FIRST}.mask")
     pools_all = _pools_all(shapes, hints, class_token=class_token, spt_lsa=spt or temperatures is not None)
     inner_dim = shapes.of(f"{_FIRST}.to_qkv.weight", rank=2)[0] // 3
     classes = shapes.of("mlp_head.1.weight", rank=2)[0]
-    heads = infer_heads(shapes, hints, width=inner_dim, shown=shown_heads(shapes, hints), presets=PRESETS)
+    heads = infer_heads(shapes, hints, width=inner_dim, shown=_shown_heads(shapes, temperatures), presets=PRESETS)
     return ViTSpec(
         image_size=grid * patch_size,
         patch_size=patch_size,
@@ -191,7 +184,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> ViTSpec:
         spt=spt,
         lsa=temperatures is not None,
         pools_all=pools_all,
-        mask=replace(mask, shared=mask.shared and heads > 1),  # a single head cannot share a mask
+        mask=mask.for_heads(heads),
         channels=channels,
     )
 
@@ -217,7 +210,6 @@ RELEASED = released_source(
     signature=(r"to_patch_embedding\.(1\.weight$|merging\.)", r"transformer\.layers\."),
     spec=infer_spec,
     names=released_names,
-    shown_heads=shown_heads,
     own_hints=("pool",),
     same_names={
         **PLAIN_FILES,
@@ -228,10 +220,6 @@ RELEASED = released_source(
 
 def _small(mask: MaskSpec) -> ViTSpec:
     return ViTSpec(**SMALL, head_dim=16, class_token=mask.kind == "plain", mask=mask)
-
-
-def _variants() -> Mapping[str, ViTSpec]:
-    return {"spt-lsa": replace(_small(MaskSpec()), spt=True, lsa=True)}
 
 
 def _last_block(spec: ViTSpec) -> LastBlock:
@@ -262,7 +250,7 @@ VIT = Family(
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
     small=_small,
-    variants=_variants,
+    variants=spt_and_lsa(_small),
     blocks=plain_blocks,
     last_block=_last_block,
     default_resize="stretch-bilinear",

@@ -20,16 +20,16 @@ Files of a ViT in the PreNorm style without norms in the patch embedding belong 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, get_args
 
-from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.family import SMALL, Family, LastBlock, Network, last_of_blocks, plain_blocks
 from gmmvit_deploy.models.sources.hints import POOLS, LoadHints, Pool
 from gmmvit_deploy.models.sources.released import VIEWS
 from gmmvit_deploy.models.sources.shapes import Shapes, asked_pool, image_of_patches, infer_heads, known_pool
-from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, batched, tensors_of_layers
+from gmmvit_deploy.models.sources.source import CheckpointSource, Conversion, TensorOrigins, batched, renamed, within
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, PatchSpec, require, require_counts
 
 AttentionKind = Literal["plain", "reattention", "lsa"]
@@ -144,14 +144,9 @@ class Style:
 def infer_spec(shapes: Shapes, hints: LoadHints, *, style: Style) -> VitPytorchSpec:
     embedding, linear = _embedding(shapes)
     dim, values = shapes.of(f"{linear}.weight", rank=2)
-    class_token, latest = _class_token(shapes, dim)
+    class_token, latest = _class_token(shapes)
     stored = not style.simple
     views = VIEWS if embedding == "shifted" else 1
-    if values % views:
-        raise CheckpointError(
-            f"{shapes.source}: {linear}.weight takes {values} values per patch; expected a multiple of {views}, "
-            "because the patches of the image and of its four shifted copies are joined"
-        )
     grid = _stored_grid(shapes, class_token=class_token) if stored else None
     image_size, channels, patch_size = image_of_patches(
         shapes.source, hints, name=linear, values=values // views, grid=grid
@@ -190,7 +185,7 @@ def _embedding(shapes: Shapes) -> tuple[EmbeddingKind, str]:
     return "linear", "to_patch_embedding.1"
 
 
-def _class_token(shapes: Shapes, dim: int) -> tuple[bool, bool]:
+def _class_token(shapes: Shapes) -> tuple[bool, bool]:
     """Return whether the network has a class token, and whether the token has the shape of the latest ViT.
 
     In the latest ViT, the token has the shape (1, D), or (0, D) in a network that pools the mean of the patches.
@@ -198,11 +193,6 @@ def _class_token(shapes: Shapes, dim: int) -> tuple[bool, bool]:
     if "cls_token" not in shapes:
         return False, False
     shape = tuple(shapes.tensors["cls_token"].shape)
-    if len(shape) not in (2, 3) or shape[-1] != dim:
-        raise CheckpointError(
-            f"{shapes.source}: cls_token has shape {shape}; expected (1, 1, {dim}) or (1, {dim}), or (0, {dim}) for a "
-            "network without class token"
-        )
     return shape[0:1] != (0,), len(shape) == 2
 
 
@@ -241,45 +231,30 @@ def _pool(shapes: Shapes, hints: LoadHints, *, class_token: bool, latest: bool) 
     return asked_pool(shapes.source, hints)
 
 
-def tensor_origins(spec: VitPytorchSpec, *, style: Style) -> TensorOrigins:
-    pairs = {"final_norm": "transformer.norm"} if spec.final_norm else {}
-    pairs |= _embedding_names(spec.embedding)
-    pairs |= {"head_norm": f"{style.head}.0", "head": f"{style.head}.1"} if spec.head_norm else {"head": style.head}
-    origins: dict[str, str | Conversion] = {}
-    if spec.stored_positions:
-        origins["position_embedding"] = Conversion(keys=("pos_embedding",), convert=batched)
-    if spec.class_token:
-        origins["class_token"] = Conversion(keys=("cls_token",), convert=batched)
-    for i in range(spec.depth):
-        ours, theirs = f"blocks.{i}", f"{_LAYERS}.{i}"
-        branch = f"{theirs}.0.{style.branch}"
-        pairs[f"{ours}.attention_norm"] = f"{theirs}.0.{style.outer}norm"
-        pairs |= {f"{ours}.{a}": f"{theirs}.{b}" for a, b in style.mlp().items()}
-        origins[f"{ours}.attention.qkv.weight"] = f"{branch}to_qkv.weight"
-        if spec.output == "no bias":
-            origins[f"{ours}.attention.out.weight"] = f"{branch}{style.out}.weight"
-        elif spec.output == "bias":
-            pairs[f"{ours}.attention.out"] = f"{branch}{style.out}"
-        scores = f"{ours}.attention.scores"
-        if spec.attention == "reattention":
-            origins[f"{scores}.after.mixing.weight"] = f"{branch}reattn_weights"
-            pairs[f"{scores}.after.norm"] = f"{branch}reattn_norm.1"
-        elif spec.attention == "lsa":
-            origins[f"{scores}.before.temperature.temperature"] = f"{branch}temperature"
-    return origins | tensors_of_layers(pairs)
-
-
-def _embedding_names(embedding: EmbeddingKind) -> dict[str, str]:
-    ours, theirs = "patch_embedding", "to_patch_embedding"
-    if embedding == "linear":
-        return {f"{ours}.project": f"{theirs}.1"}
-    if embedding == "shifted":
-        return {f"{ours}.patch_norm": f"{_SHIFTED}.1", f"{ours}.project": f"{_SHIFTED}.2"}
-    return {
-        f"{ours}.patch_norm": f"{theirs}.1",
-        f"{ours}.project": f"{theirs}.2",
-        f"{ours}.token_norm": f"{theirs}.3",
+def tensor_origins(spec: VitPytorchSpec, names: Iterable[str], *, style: Style) -> TensorOrigins:
+    ours, theirs = "blocks.{}", f"{_LAYERS}.{{}}"
+    attention = {
+        "qkv": "to_qkv",
+        "out": style.out,
+        "scores.before.temperature.temperature": "temperature",
+        "scores.after.mixing.weight": "reattn_weights",
+        "scores.after.norm": "reattn_norm.1",
     }
+    linear = {"linear": "1", "normed": "2", "shifted": "to_patch_tokens.2"}[spec.embedding]
+    norm = "to_patch_tokens.1" if spec.embedding == "shifted" else "1"
+    embedding = {"patch_norm": norm, "project": linear, "token_norm": "3"}
+    table: dict[str, str | Conversion] = {
+        **within("patch_embedding", "to_patch_embedding", embedding),
+        "position_embedding": Conversion(keys=("pos_embedding",), convert=batched),
+        "class_token": Conversion(keys=("cls_token",), convert=batched),
+        f"{ours}.attention_norm": f"{theirs}.0.{style.outer}norm",
+        **{f"{ours}.attention.{a}": f"{theirs}.0.{style.branch}{z}" for a, z in attention.items()},
+        **within(ours, theirs, style.mlp()),
+        "final_norm": "transformer.norm",
+        "head_norm": f"{style.head}.0",
+        "head": f"{style.head}.1" if spec.head_norm else style.head,
+    }
+    return renamed(names, table)
 
 
 def known_unused(spec: VitPytorchSpec) -> dict[str, str]:
