@@ -36,7 +36,7 @@ from gmmvit_deploy.models.families import (
     spec_from_json,
 )
 from gmmvit_deploy.models.families.counting import trainable_parameters
-from gmmvit_deploy.models.families.custom.spec import CustomSpec
+from gmmvit_deploy.models.families.custom import CustomSpec
 from gmmvit_deploy.models.families.hugging_face.checkpoint import HUGGING_FACE_FILES
 from gmmvit_deploy.models.families.timm.checkpoint import DEIT3_FILES, DINOV2_FILES, TIMM_FILES
 from gmmvit_deploy.models.families.timm.network import is_timm_name

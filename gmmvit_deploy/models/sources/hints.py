@@ -155,6 +155,13 @@ class LoadHints:
         require_counts(
             image_size=self.image_size, resize_to=self.resize_to, heads=self.heads, head_blocks=self.head_blocks
         )
+        for name, values in (
+            ("channels", CHANNELS),
+            ("source", SOURCES),
+            ("pool", TYPED_POOLS),
+            ("interpolation", INTERPOLATIONS),
+        ):
+            require_known(name, getattr(self, name), values)
         if self.interpolation is not None and self.resize_to is None:
             raise InputError(
                 "interpolation resamples position embeddings for another image size, which is not given",
@@ -187,13 +194,6 @@ class LoadHints:
                 "head_blocks, head_average and head_name describe a linear head, which is not given",
                 hint="add --head FILE",
             )
-        for name, values in (
-            ("channels", CHANNELS),
-            ("source", SOURCES),
-            ("pool", TYPED_POOLS),
-            ("interpolation", INTERPOLATIONS),
-        ):
-            require_known(name, getattr(self, name), values)
         require_number(
             "scale_adjustment", self.scale_adjustment, "a number above 0", lambda value: 0 < value < math.inf
         )

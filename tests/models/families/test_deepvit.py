@@ -12,8 +12,8 @@ import torch
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.models.families.deepvit import DeepViTSpec
 from gmmvit_deploy.models.families.deepvit import spec as presets
-from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.sources.hints import LoadHints
 from tests.conftest import golden

@@ -16,9 +16,8 @@ from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.models.families.rmt import infer_spec, tensor_origins
+from gmmvit_deploy.models.families.rmt import PRESETS, RMTSpec, infer_spec, tensor_origins
 from gmmvit_deploy.models.families.rmt.model import FoldedRotation
-from gmmvit_deploy.models.families.rmt.spec import PRESETS, RMTSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import RecordedOptions, TrainingRecord

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
 from gmmvit_deploy.models.families.family import Mistake
-from gmmvit_deploy.models.families.rmt.spec import RMTSpec
+from gmmvit_deploy.models.families.rmt import RMTSpec
 from gmmvit_deploy.models.layers.attention import heads_of, projected
 from gmmvit_deploy.models.layers.blocks import BatchNorm, with_other_epsilon
 from gmmvit_deploy.models.layers.model import Model

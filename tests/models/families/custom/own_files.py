@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from gmmvit_deploy.files.writing import sha256_of_bytes
-from gmmvit_deploy.models.families.custom import model, spec
-from gmmvit_deploy.models.families.custom.spec import OwnFile
+from gmmvit_deploy.models.families.custom import OwnFile, model, spec
 from tests.documented import PAGES, blocks
 
 IMAGE = ("--image-size", "16", "--set", "channels=3")
