@@ -36,6 +36,7 @@ _IN_BLOCK = {
     "attn.qkv.weight": "self_attention.in_proj_weight",
     "attn.qkv.bias": "self_attention.in_proj_bias",
     "attn.proj": "self_attention.out_proj",
+    "attn": "self_attention",
     "norm2": "ln_2",
     "mlp.fc1": "mlp.0",
     "mlp.fc2": "mlp.3",
