@@ -30,7 +30,7 @@ from gmmvit_deploy.inference.cores import cpu_features
 from gmmvit_deploy.inference.precision import CALIBRATED
 from gmmvit_deploy.measure import turns
 from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.models.families.swin.spec_and_source import SwinSpec
+from gmmvit_deploy.models.families.swin import SwinSpec
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec
 from gmmvit_deploy.runtimes.engines.card import Engine

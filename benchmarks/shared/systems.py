@@ -25,7 +25,7 @@ import torch
 from benchmarks.shared.places import FAMILIES
 from gmmvit_deploy.models import families
 from gmmvit_deploy.models.families import PRESETS, model_from_spec, preset_spec
-from gmmvit_deploy.models.families.vit_pytorch.spec_and_source import AttentionKind, EmbeddingKind, VitPytorchSpec
+from gmmvit_deploy.models.families.vit_pytorch import AttentionKind, EmbeddingKind, VitPytorchSpec
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec

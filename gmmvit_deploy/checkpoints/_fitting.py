@@ -19,7 +19,7 @@ from itertools import takewhile
 from gmmvit_deploy.checkpoints._model_folder import with_network_names
 from gmmvit_deploy.checkpoints._wrapping import CLASSIFIER, of_training
 from gmmvit_deploy.checkpoints.reading import TensorFile
-from gmmvit_deploy.checkpoints.weights import listed, misfits, without_training
+from gmmvit_deploy.checkpoints.weights import listed, misfits, tensors_of, without_training
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
@@ -129,9 +129,12 @@ def _fitted(
     if isinstance(spec, HuggingFaceSpec):
         file = with_network_names(file, spec)
     with errors_that_name(name):
-        origins = source.tensors(spec)
-    file = without_training(file, {key for origin in origins.values() for key in origin_keys(origin)})
-    unused = {key: why for key, why in source.known_unused(spec).items() if key in file.tensors}
+        origins = source.tensors(spec, tensors_of(spec))
+    used = {key for origin in origins.values() for key in origin_keys(origin)}
+    file = without_training(file, used)
+    others = [key for key in file.tensors if key not in used]
+    reasons = source.known_unused(spec)
+    unused = {key: why for key in others for pattern, why in reasons.items() if re.fullmatch(pattern, key)}
     refuse_misfits(file, spec, origins, unused)
     return FittedFile(file=file, shapes=shapes, spec=spec, origins=origins, unused=unused)
 
@@ -161,22 +164,12 @@ def refuse_misfits(file: TensorFile, spec: ModelSpec, origins: TensorOrigins | N
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backbone:
-    """A network without classifier under a prefix, such as ``self.encoder`` of a user's class, and a linear layer.
+def backbone_of(file: TensorFile) -> tuple[TensorFile, str] | None:
+    """Return a network without classifier under a prefix, such as ``self.encoder`` of a user's class, and the only
+    linear layer beside it, as ``head``; and where this classifier comes from.
 
-    layer: the name of the linear layer beside the network, such as ``head``.
-    file: the tensors without the prefix; the linear layer is ``head``, a name of a classifier.
-    """
-
-    prefix: str
-    layer: str
-    file: TensorFile
-
-
-def backbone_of(file: TensorFile) -> Backbone | None:
-    """Return the part with more than half of the tensors, if it has a prefix and no classifier, and the linear layer,
-    if nothing else but losses and metrics is beside it.
+    None if no part without classifier has more than half of the tensors, or if more is beside it than the linear layer,
+    losses and metrics.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in file.tensors.items() if not of_training(name)}
     outer = _common(shapes)
@@ -196,8 +189,11 @@ def backbone_of(file: TensorFile) -> Backbone | None:
     names |= {f"{layer}.{part}": f"head.{part}" for part in ("weight", "bias")}
     tensors = {names[name]: tensor for name, tensor in file.tensors.items()}
     words = f"network under '{prefix}', its classifier {layer} beside it"
-    joined = replace(file, tensors=tensors, wrapping=f"{file.wrapping}, {words}")
-    return Backbone(prefix=prefix, layer=layer, file=joined)
+    origin = (
+        f"{layer}, the only linear layer beside the network under '{prefix}', taken after the network's own pooling "
+        "and without an activation before it, which no tensor would show"
+    )
+    return replace(file, tensors=tensors, wrapping=f"{file.wrapping}, {words}"), origin
 
 
 def _common(names: Iterable[str]) -> str:

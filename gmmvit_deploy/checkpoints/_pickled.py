@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickletools
 import re
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,20 +181,6 @@ def _encoded(text: Any, encoding: Any) -> bytes:
     return bytes(text.encode("latin1"))
 
 
-def _bytearray(data: Any = b"", encoding: Any = None) -> bytearray:
-    if encoding is not None:
-        return bytearray(_encoded(data, {"latin-1": "latin1"}.get(encoding, encoding)))
-    if not isinstance(data, bytes):  # bytearray(n) would allocate n bytes
-        raise ValueError("a bytearray of no bytes")
-    return bytearray(data)
-
-
-def _counter(values: Any = ()) -> Counter[Any]:
-    if not isinstance(values, dict) and values != ():
-        raise ValueError("a Counter of no dict")
-    return Counter(dict(values))
-
-
 def _numpy_scalar(dtype: Any, data: Any = None) -> Any:
     """Return the number of a scalar of numpy; a `Record` for other scalars, such as texts and dates."""
     import numpy as np
@@ -232,10 +218,7 @@ BUILDERS: Mapping[str, Callable[..., Any]] = {
     **_TENSOR_BUILDERS,
     TENSOR_WITH_TYPE: _tensor_with_type,
     "collections.OrderedDict": _ordered,
-    "collections.Counter": _counter,
     "builtins.set": lambda items=(): {checked_key(item) for item in items},
-    "builtins.complex": lambda real, imaginary: complex(float(real), float(imaginary)),
-    "builtins.bytearray": _bytearray,
     "_codecs.encode": _encoded,
     "numpy.dtype": lambda form, *_: Record(NUMPY_DTYPE, form),
     **dict.fromkeys(NUMPY_SCALARS, _numpy_scalar),
@@ -400,7 +383,7 @@ class _Machine:
 
     def _set(self, items: list[Any]) -> None:
         target = self._stack[-1]
-        if type(target) not in (dict, OrderedDict, Counter, Record) or len(items) % 2:
+        if type(target) not in (dict, OrderedDict, Record) or len(items) % 2:
             raise ValueError(f"{len(items)} keys and values for a {kind_of(target)}")
         for key, value in zip(items[::2], items[1::2], strict=True):
             target[checked_key(key)] = value

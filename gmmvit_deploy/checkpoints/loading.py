@@ -36,7 +36,7 @@ from gmmvit_deploy.models.families import (
     spec_from_json,
 )
 from gmmvit_deploy.models.families.counting import trainable_parameters
-from gmmvit_deploy.models.families.custom.spec import CustomSpec
+from gmmvit_deploy.models.families.custom import CustomSpec
 from gmmvit_deploy.models.families.hugging_face.checkpoint import HUGGING_FACE_FILES
 from gmmvit_deploy.models.families.timm.checkpoint import DEIT3_FILES, DINOV2_FILES, TIMM_FILES
 from gmmvit_deploy.models.families.timm.network import is_timm_name
@@ -113,7 +113,7 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
     resized = _resized(model, hints, interpolation=source.interpolation(shapes, hints), source=name)
     used = {key for origin in origins.values() for key in origin_keys(origin)}
     loaded = _audited(file, resized, used=used, unused=fitted.unused)
-    taken = {**source.taken_from(shapes, hints, spec), **fitted.taken_from, **given.typed()}
+    taken = {**shapes.taken_from, **fitted.taken_from, **given.typed()}
     loaded = replace(loaded, images=source.images(shapes, hints, spec), taken_from=taken)
     del file, shapes, fitted  # frees the memory of the file's tensors, which the proof needs
     with errors_that_name(name):
@@ -124,7 +124,7 @@ def load_checkpoint(path: Path | str, hints: LoadHints | None = None) -> LoadedC
 
 
 def _fitted(file: TensorFile, hints: LoadHints, name: str) -> tuple[CheckpointSource, LoadHints, FittedFile]:
-    """Return the fit of a file (`_fitted_network`), or else of the network and the classifier in it (`Backbone`)."""
+    """Return the fit of a file (`_fitted_network`), or else of the network and the classifier in it (`backbone_of`)."""
     try:
         return _fitted_network(file, hints, name)
     except InputError:
@@ -133,11 +133,8 @@ def _fitted(file: TensorFile, hints: LoadHints, name: str) -> tuple[CheckpointSo
         backbone = None if hints.head is not None or signed else backbone_of(file)
         if backbone is None:
             raise
-    source, hints, fitted = _fitted_network(backbone.file, hints, name)
-    classifier = (
-        f"{backbone.layer}, the only linear layer beside the network under '{backbone.prefix}', taken after the "
-        "network's own pooling and without an activation before it, which no tensor would show"
-    )
+    file, classifier = backbone
+    source, hints, fitted = _fitted_network(file, hints, name)
     return source, hints, replace(fitted, taken_from={**fitted.taken_from, "classifier": classifier})
 
 
@@ -354,7 +351,7 @@ def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str
 def released_state_dict(model: Model) -> dict[str, Tensor]:
     """Return the state dict of this model under the names of the paper authors' code, without unread base masks."""
     state = model.state_dict()
-    origins = family_of(model.spec).sources[0].tensors(model.spec)
+    origins = family_of(model.spec).sources[0].tensors(model.spec, state)
     return {key: state[ours] for ours, key in origins.items() if isinstance(key, str)}
 
 

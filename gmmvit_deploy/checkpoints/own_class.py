@@ -1,6 +1,6 @@
 """Read the file of ``--model FILE.py:CLASS``, allow this process to run the file, and load a checkpoint into the class.
 
-Only this module calls `families.custom.spec.permit`. The bytes that are hashed are the bytes that run.
+Only this module calls `families.custom.permit`. The bytes that are hashed are the bytes that run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gmmvit_deploy.checkpoints.reading import TensorFile, under_prefix
 from gmmvit_deploy.checkpoints.weights import filled_model, listed, misfits, without_training
 from gmmvit_deploy.errors import CheckpointError, InputError
 from gmmvit_deploy.files.writing import sha256_of_bytes
-from gmmvit_deploy.models.families.custom.spec import CustomSpec, OwnFile, permit
+from gmmvit_deploy.models.families.custom import CustomSpec, OwnFile, permit
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints, own_class_of, require_own_class
 from gmmvit_deploy.models.sources.shapes import asked_image

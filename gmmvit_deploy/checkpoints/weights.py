@@ -67,13 +67,18 @@ def model_from_bundle(manifest: Manifest, weights: Path) -> Model:
     return model
 
 
+def tensors_of(spec: ModelSpec) -> dict[str, Tensor]:
+    """Return the state dict of a model of the spec, without values."""
+    with shapes_only():
+        return model_from_spec(spec).state_dict()
+
+
 def misfits(spec: ModelSpec, tensors: Mapping[str, Tensor], origins: TensorOrigins | None = None) -> list[str]:
     """Return a line for every tensor that is missing, unknown to the model, or of an unexpected shape or data type.
 
     origins: by default the key in the file is the name in the model.
     """
-    with shapes_only():
-        state = model_from_spec(spec).state_dict()
+    state = tensors_of(spec)
     origins = origins or {name: name for name in state}
     used = dict.fromkeys(key for origin in origins.values() for key in origin_keys(origin))
     problems = [f"no key of the file is assigned to the model's tensor {name}" for name in state if name not in origins]

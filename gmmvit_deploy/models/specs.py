@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from gmmvit_deploy.errors import SpecError
@@ -33,14 +33,6 @@ def require(condition: bool, message: str, hint: str = "") -> None:
     """Raise SpecError with ``message`` and ``hint`` unless the condition holds."""
     if not condition:
         raise SpecError(message, hint=hint)
-
-
-def interpolation_named(name: str) -> Interpolation:
-    """Return the name of an algorithm that resamples position embeddings.  Errors: SpecError for another name."""
-    for interpolation in INTERPOLATIONS:
-        if interpolation == name:
-            return interpolation
-    raise SpecError(f"interpolation of position embeddings: expected one of {', '.join(INTERPOLATIONS)}, got {name!r}")
 
 
 def require_counts(spec: object, *names: str) -> None:
@@ -120,6 +112,10 @@ class MaskSpec:
                 self.kernels == 0 and not self.shared and not self.closed_form,
                 f"mask kind {self.kind}: kernels, shared and closed_form are only for Gaussian mixture masks",
             )
+
+    def for_heads(self, *heads: int) -> MaskSpec:
+        """Return the mask of attentions with these numbers of heads: a single head cannot share a mask."""
+        return replace(self, shared=self.shared and max(heads) > 1)
 
     def __str__(self) -> str:
         if self.kind != "gmm":
@@ -219,6 +215,36 @@ class PatchSpec(ModelSpec):
     def tokens(self) -> int:
         """N: the number of patches, plus 1 for a class token; the field ``class_token`` says that a model has none."""
         return self.grid**2 + int(getattr(self, "class_token", True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagesSpec(ModelSpec):
+    """A network on square patches in stages, each of which doubles the width of the stage before.  Abstract class.
+
+    patch_size: p, in pixels.  dim: the width of the first stage.
+    depths, heads, mlp_dims: the number of blocks, the number of heads and the mlp width of each stage.
+    spt, lsa: True for shifted patch tokenisation, and for locality self-attention, as in the formulas of the model.
+    """
+
+    flags: ClassVar[tuple[str, ...]] = ("spt", "lsa")
+    patch_size: int
+    dim: int
+    depths: tuple[int, ...]
+    heads: tuple[int, ...]
+    mlp_dims: tuple[int, ...]
+    spt: bool = False
+    lsa: bool = False
+
+    def __post_init__(self) -> None:
+        ModelSpec.__post_init__(self)
+        require_counts(self, "patch_size", "dim", "depths", "heads", "mlp_dims")
+        require_tiling(self.image_size, self.patch_size)
+        require_stages(self.depths, self.heads, self.mlp_dims)
+        require_no_mask_with(self, "spt", "lsa")
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return tuple(self.dim << stage for stage in range(len(self.depths)))
 
 
 def input_shape(spec: ModelSpec) -> tuple[int, int, int]:

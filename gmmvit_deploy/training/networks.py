@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from gmmvit_deploy.models.families.timm.network import architecture_from, requir
 from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT, TimmSpec
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import own_class_of
-from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec, input_shape
+from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec
 
 _KERNELS = 5
 
@@ -114,27 +113,10 @@ def network_for_training(spec: ModelSpec, *, drop_path: float) -> Model:
     if isinstance(spec, TimmSpec):
         if drop_path and "drop_path_rate" not in spec.model_args:
             spec = replace(spec, model_args={**spec.model_args, "drop_path_rate": drop_path})
-        model = model_from_spec(spec)
-    else:
-        model = model_from_spec(spec)
-        _add_stochastic_depth(model, drop_path)
-    _require_images(model)
+        return model_from_spec(spec).train()
+    model = model_from_spec(spec)
+    _add_stochastic_depth(model, drop_path)
     return model.train()
-
-
-def _require_images(model: Model) -> None:
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model.eval()(torch.zeros(2, *input_shape(model.spec)))
-    # Sizes that do not fit raise errors of any class.
-    except Exception as exc:
-        height, width = model.spec.image_shape
-        raise SpecError(
-            f"{model.spec.description}: the network does not take images of {height} × {width} pixels: "
-            f"{type(exc).__name__}: {exc}",
-            hint="type another --image-size",
-        ) from exc
 
 
 def _add_stochastic_depth(model: Model, drop_path: float) -> None:

@@ -51,7 +51,7 @@ from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.files.writing import sha256_of_bytes
 from gmmvit_deploy.models.families import model_from_spec, preset_spec, spec_to_json
-from gmmvit_deploy.models.families.custom.spec import CustomSpec
+from gmmvit_deploy.models.families.custom import CustomSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint, released_state_dict
-from gmmvit_deploy.errors import CheckpointError
+from gmmvit_deploy.errors import CheckpointError, InputError
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import ModelSpec
@@ -70,7 +70,7 @@ def test_keys_that_do_not_fit_are_named(
     name: str, key: str, tensor: torch.Tensor | None, message: str, tmp_path: Path
 ) -> None:
     state = released_state(name) | {key: tensor}
-    with pytest.raises(CheckpointError, match=message) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         load_checkpoint(saved(tmp_path, {key: value for key, value in state.items() if value is not None}))
     assert "model.pth" in str(caught.value)
 

@@ -17,7 +17,7 @@ from timm.models.vision_transformer import VisionTransformer
 import gmmvit_deploy
 from gmmvit_deploy import ExportOptions, OptimizeOptions, ParityOptions
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.models.families.custom.spec import CustomSpec
+from gmmvit_deploy.models.families.custom import CustomSpec
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from tests.cli.terminal import gmmvit_here
 from tests.models.families.custom.own_files import ARGUMENTS, NETWORK, forget_files

@@ -19,7 +19,7 @@ import torch
 
 from gmmvit_deploy.demo.models import save_checkpoint
 from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
+from gmmvit_deploy.models.families.vit import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.hostile.case import Case
 
@@ -259,11 +259,17 @@ def _bytes_changed(change: Callable[[bytes], bytes], folder: Path) -> Path:
     return path
 
 
+def _storage_changed(data: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        storages = [record for record in archive.infolist() if "/data/" in record.filename]
+    largest = max(storages, key=lambda record: record.file_size)
+    at = largest.header_offset + largest.file_size // 2  # behind the header of the record
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
 BYTES: dict[str, Callable[[bytes], bytes]] = {
     "bytes: cut in the middle": lambda data: data[: len(data) // 2],
-    "bytes: a storage with another checksum": lambda d: (
-        d[: len(d) // 2] + bytes([d[len(d) // 2] ^ 1]) + d[len(d) // 2 + 1 :]
-    ),
+    "bytes: a storage with another checksum": _storage_changed,
     "bytes: directory of the archive that states 65,535 entries": lambda d: (
         d[:-22] + d[-22:].replace(d[-14:-10], b"\xff\xff\xff\xff")
     ),

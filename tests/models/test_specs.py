@@ -7,8 +7,8 @@ import pytest
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.models.families import spec_from_json
-from gmmvit_deploy.models.families.custom.spec import CustomSpec
-from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
+from gmmvit_deploy.models.families.custom import CustomSpec
+from gmmvit_deploy.models.families.vit import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
 
 SPEC = ViTSpec(

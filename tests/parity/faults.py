@@ -25,7 +25,7 @@ from gmmvit_deploy.models.families.rmt.model import Stage
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
-from gmmvit_deploy.models.scores.masks import ClosedFormGaussianMask, squared_distances
+from gmmvit_deploy.models.scores.masks import ClosedFormGaussianMask
 from gmmvit_deploy.models.scores.scales import LearnedTemperature
 from gmmvit_deploy.models.scores.step import Constant
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
@@ -98,9 +98,7 @@ def each_matrix(change: Callable[[torch.Tensor], torch.Tensor]) -> ModelChange:
 def closed_form(model: Model) -> None:
     for _, scores in attention_scores(model):
         mask = scores.before.mask
-        grid = round(mask.base.shape[-1] ** 0.5)
-        closed = ClosedFormGaussianMask(mask.alpha.detach(), mask.sigma.detach(), squared_distances(grid))
-        scores.before.mask = closed
+        scores.before.mask = ClosedFormGaussianMask(mask.alpha.detach(), mask.sigma.detach(), mask.grid)
 
 
 def scale_to_the_power(power: int) -> ModelChange:

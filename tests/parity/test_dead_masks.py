@@ -12,7 +12,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.models.families.pit.spec_and_source import PiTSpec
+from gmmvit_deploy.models.families.pit import PiTSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.parity._constants import check_constants

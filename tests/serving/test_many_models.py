@@ -23,7 +23,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
+from gmmvit_deploy.models.families.vit import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.runtimes.runners.classify import BundleClassifier
 from gmmvit_deploy.serving.named_bundles import named_paths

@@ -16,7 +16,7 @@ from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.models.families import FAMILIES
-from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
+from gmmvit_deploy.models.families.vit import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
 from gmmvit_deploy.training._batches import Batches
 from gmmvit_deploy.training._files import CHECKPOINT, save

@@ -7,7 +7,7 @@ pass is a function that rewrites a trained model for deployment.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from gmmvit_deploy.images.resize_rules import ResizeRule
@@ -138,6 +138,11 @@ def stage_blocks(
 def last_of_blocks(spec: Any, reads: Literal["first", "mean"] = "first") -> LastBlock:
     """Return the last of ``blocks``."""
     return LastBlock(name=f"blocks.{spec.depth - 1}", reads=reads, tokens=spec.tokens)
+
+
+def spt_and_lsa(small: Callable[[MaskSpec], Any]) -> Callable[[], Mapping[str, ModelSpec]]:
+    """Return `Family.variants` of a family with SPT and LSA.  small: `Family.small`."""
+    return lambda: {"spt-lsa": replace(small(MaskSpec()), spt=True, lsa=True)}
 
 
 def small_mask(kind: MaskKind) -> MaskSpec:

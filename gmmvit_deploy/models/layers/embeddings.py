@@ -2,7 +2,7 @@
 
     token[d] = Σ filters[d] ∘ patch + bias[d]        x = tokens + positions
 
-The patch embedding is a `PatchEmbedding`, `ShiftedPatches`, a convolution with the role ``embedding``, or the linear
+The patch embedding is a `PatchEmbedding`, a convolution with the role ``embedding``, or the linear
 layer that the class of the model names in ``unfolded_patches``. Modules of other packages declare nothing: their patch
 embedding is the first convolution on the channels of the images. If a norm stands before the linear layer, the filters
 are the weights of the layer, without the norm.
@@ -64,7 +64,7 @@ def patch_filters(model: Model) -> PatchFilters | None:
             filters = unfolded_filters(layer.weight, side)
             return PatchFilters(name=name, filters=filters, views=filters.shape[1] // model.spec.channels)
     for name, module in model.named_modules():
-        if isinstance(module, PatchEmbedding | ShiftedPatches):
+        if isinstance(module, PatchEmbedding):
             filters, views = module.filters(), module.view_count
         elif isinstance(module, nn.Conv2d) and (model.foreign or layer_role(module) == "embedding"):
             filters, views = module.weight.detach(), 1
@@ -110,13 +110,10 @@ def flatten_channel_first(model: nn.Module) -> bool:
     """
     changed = False
     for module in model.modules():
-        if isinstance(module, PatchEmbedding):
-            side, norm = module.patch_size, getattr(module, "patch_norm", None)
-        elif isinstance(module, ShiftedPatches):
-            side, norm = module.side, module.norm
-        else:
+        if not isinstance(module, PatchEmbedding):
             continue
-        values = module.project.in_features
+        side, values = module.patch_size, module.project.in_features
+        norm = getattr(module, "norm" if isinstance(module, ShiftedPatches) else "patch_norm", None)
         if side == 1 or values == side**2:
             continue
         order = torch.arange(values).reshape(-1, side, side).permute(1, 2, 0).flatten()

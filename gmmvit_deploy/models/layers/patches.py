@@ -39,12 +39,6 @@ def flat_patches(images: Float[Tensor, "batch channels h w"], side: int) -> Floa
     return patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
 
-def linear_filters(weight: Float[Tensor, "dim values"], side: int) -> Float[Tensor, "dim channels p p"]:
-    """Return the weight of a linear layer on `flat_patches` as a filter for each output feature."""
-    filters: Tensor = weight.detach().unflatten(1, (side, side, -1)).permute(0, 3, 1, 2)
-    return filters
-
-
 class PatchEmbedding(nn.Module):
     """Apply a linear layer to each p×p patch, flattened in the order (row, column, channel).
 
@@ -64,7 +58,8 @@ class PatchEmbedding(nn.Module):
 
     def filters(self) -> Float[Tensor, "dim channels p p"]:
         """Return the filter of each feature of a token; the channels of a view follow those of the view before it."""
-        return linear_filters(self.project.weight, self.patch_size)
+        filters: Tensor = self.project.weight.detach().unflatten(1, (self.patch_size, self.patch_size, -1))
+        return filters.permute(0, 3, 1, 2)
 
 
 class NormedPatchEmbedding(PatchEmbedding):
@@ -101,7 +96,7 @@ class ShiftedViews(nn.Module):
         return torch.cat([x, *(padded[:, :, i : i + height, j : j + width] for i, j in corners)], dim=1)
 
 
-class ShiftedPatches(nn.Module):
+class ShiftedPatches(PatchEmbedding):
     """Apply LayerNorm and a linear layer to each m × m patch of the image and its four shifted copies.
 
     side: m; the copies are shifted by m // 2.  dim: D, the width of the tokens.
@@ -110,23 +105,18 @@ class ShiftedPatches(nn.Module):
     view_count: ClassVar[int] = VIEWS
 
     def __init__(self, side: int, dim: int, *, channels: int, role: Role = "embedding") -> None:
-        super().__init__()
-        self.side = side
+        super().__init__(side, dim, channels=VIEWS * channels)
+        with_role(self.project, role)
         self.views = ShiftedViews(side // 2)
         self.norm = layer_norm(VIEWS * channels * side**2)
-        self.project = with_role(nn.Linear(VIEWS * channels * side**2, dim), role)
 
     def forward(self, x: Float[Tensor, "batch channels h w"]) -> Float[Tensor, "batch n dim"]:
-        return self.embedded(flat_patches(self.views(x), self.side))
+        return self.embedded(flat_patches(self.views(x), self.patch_size))
 
     def embedded(self, patches: Float[Tensor, "batch n values"]) -> Float[Tensor, "batch n dim"]:
         """Embed flattened patches, in the order (row, column, view, channel)."""
         tokens: Tensor = self.project(self.norm(patches))
         return tokens
-
-    def filters(self) -> Float[Tensor, "dim channels m m"]:
-        """Return the filter of each feature of a token; the channels of a view follow those of the view before it."""
-        return linear_filters(self.project.weight, self.side)
 
 
 class ShiftedMerging(nn.Module):

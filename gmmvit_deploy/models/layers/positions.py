@@ -36,8 +36,6 @@ tokens.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -55,29 +53,23 @@ _DINO_OFFSET = 0.1  # DINO's code adds it to the new number of rows and columns,
 
 def resample_positions(
     positions: Float[Tensor, "1 tokens dim"],
+    old_grid: Grid,
     new_grid: Grid,
     *,
     interpolation: Interpolation,
     prefix: int,
-    old_grid: Grid | None = None,
 ) -> Float[Tensor, "1 new_tokens dim"]:
     """Return the position embeddings for a grid of another size, in float32.
 
     positions: (1, prefix + rows·columns, D), first the prefix tokens, then the patches row by row.
-    prefix: the number of prefix tokens that have a position embedding.  old_grid: by default a square grid.
-    Errors: InputError when ``positions`` do not fit the old grid, or the algorithm supports only square grids.
+    prefix: the number of prefix tokens that have a position embedding.
+    Errors: InputError when the algorithm supports only square grids.
     """
-    if min(new_grid) < 1:
-        raise InputError(f"new grid of patches: expected at least 1 row and 1 column, got {_words(new_grid)}")
-    old_grid = _checked_old_grid(positions.shape[1], prefix, old_grid)
     _refuse_oblong(interpolation, old_grid, new_grid)
     positions = positions.float()
-    if old_grid == new_grid:
-        return positions
-    kept, patches = positions[:, :prefix], positions[:, prefix:]
-    lattice = patches.unflatten(1, old_grid).permute(0, 3, 1, 2)
+    lattice = positions[:, prefix:].unflatten(1, old_grid).permute(0, 3, 1, 2)
     resampled = _interpolated(lattice, new_grid, interpolation).permute(0, 2, 3, 1).flatten(1, 2)
-    return torch.cat([kept, resampled], dim=1)
+    return torch.cat([positions[:, :prefix], resampled], dim=1)
 
 
 def _interpolated(
@@ -94,41 +86,16 @@ def _interpolated(
     return nn.functional.interpolate(lattice, scale_factor=(rows, columns), mode="bicubic")
 
 
-def _checked_old_grid(tokens: int, prefix: int, old_grid: Grid | None) -> Grid:
-    patches = tokens - prefix
-    if prefix < 0 or patches < 1:
-        raise InputError(f"expected position embeddings of patches behind {prefix} prefix tokens, got {tokens} tokens")
-    if old_grid is None:
-        side = math.isqrt(patches)
-        if side * side != patches:
-            raise InputError(
-                f"{tokens} position embeddings without {prefix} prefix tokens are {patches} patches; "
-                "expected a square grid",
-                hint="leave --resize-to out; gmmvit then exports the model at the image size of the training",
-            )
-        return side, side
-    if min(old_grid) < 1 or math.prod(old_grid) != patches:
-        raise InputError(
-            f"expected position embeddings of {prefix} prefix tokens and {_words(old_grid)} patches, got "
-            f"{tokens} tokens"
-        )
-    return old_grid
-
-
 def _refuse_oblong(interpolation: Interpolation, old_grid: Grid, new_grid: Grid) -> None:
     for name, grid, square in (("old", old_grid, _SQUARE_OLD), ("new", new_grid, _SQUARE_NEW)):
         if interpolation in square and grid[0] != grid[1]:
             raise InputError(
                 f"--set interpolation={interpolation} is defined only for a square {name} grid of patches, because the "
                 f"code of {interpolation} computes the side of the {name} grid as a square root or from one image "
-                f"side; got {_words(grid)} patches",
+                f"side; got {grid[0]} × {grid[1]} patches",
                 hint="type --set interpolation=timm, whose algorithm supports every grid; the two algorithms give "
                 "different networks, so measure the accuracy",
             )
-
-
-def _words(grid: Grid) -> str:
-    return f"{grid[0]} × {grid[1]}"
 
 
 _LONGEST_WAVE = 10000.0

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
+from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.scores.step import Operation, Step
 
 
@@ -41,6 +42,19 @@ class HeadMixing(Step):
         """Multiply row h of the weight W by f[h]: Σ_h f[h] · S[h] · W[h, g]  =  Σ_h S[h] · (f[h] · W[h, g])."""
         per_row = factor if factor.dim() == 0 else factor.reshape(-1, 1)
         return HeadMixing(self.weight.detach() * per_row).requires_grad_(False)
+
+
+def transpose_mixings(model: nn.Module, *sides: str) -> bool:
+    """Make a mistake: transpose the head mixings on the sides ``before`` and ``after`` of softmax, or on one."""
+    mixings = [
+        step
+        for _, scores in attention_scores(model)
+        for name, step in scores.steps()
+        if isinstance(step, HeadMixing) and name.partition(".")[0] in sides
+    ]
+    for mixing in mixings:
+        mixing.transpose()
+    return bool(mixings)
 
 
 class HeadBias(Step):

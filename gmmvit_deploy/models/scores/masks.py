@@ -92,11 +92,12 @@ class GaussianMask(Mask):
     """A mixture of K Gaussians of the distances between tokens.  Abstract.
 
     alpha, sigma: (K, H, 1, 1), the weight and the width of each Gaussian; (K, 1, 1, 1) if all heads share a mask.
+    grid: of the N tokens.
     """
 
-    def __init__(self, alpha: Tensor, sigma: Tensor, matrix: Float[Tensor, "*one n n"], grid: Grid | None) -> None:
+    def __init__(self, alpha: Tensor, sigma: Tensor, grid: Grid) -> None:
         super().__init__()
-        self.grid = _grid_of(matrix, grid)
+        self.grid = rows_and_columns(grid)
         self.alpha = nn.Parameter(alpha)
         self.sigma = nn.Parameter(sigma)
 
@@ -112,18 +113,15 @@ class GaussianMask(Mask):
 class GaussianMixtureMask(GaussianMask):
     """A Gaussian mixture mask: M[h,i,j] = Σ_k alpha[k,h] · base[i,j] ** (1 / (sigma[k,h]² + 1e-5)).
 
-    alpha, sigma: as in `GaussianMask`.  base: (1, 1, N, N), the stored base mask.
-    grid: the grid of the N tokens; None for a square grid.
+    base: (1, 1, N, N), the stored base mask, as in `stored_base` until a checkpoint is loaded.
     Source: equation 1 of the paper, computed from a stored base mask as in the paper authors' released code.
     """
 
     base: Tensor
 
-    def __init__(
-        self, alpha: Tensor, sigma: Tensor, base: Float[Tensor, "1 1 n n"], *, grid: Grid | None = None
-    ) -> None:
-        super().__init__(alpha, sigma, base, grid)
-        self.register_buffer("base", base)
+    def __init__(self, alpha: Tensor, sigma: Tensor, grid: Grid) -> None:
+        super().__init__(alpha, sigma, grid)
+        self.register_buffer("base", stored_base(grid))
 
     def matrix(self) -> Float[Tensor, "heads n n"]:
         exponent = 1 / (self.sigma**2 + SIGMA_EPS)
@@ -133,9 +131,7 @@ class GaussianMixtureMask(GaussianMask):
         return replace(super().numbers(), base=self.base)
 
     def other_forms(self) -> Iterator[tuple[str, Mask]]:
-        closed = ClosedFormGaussianMask(
-            self.alpha.detach(), self.sigma.detach(), squared_distances(self.grid), grid=self.grid
-        )
+        closed = ClosedFormGaussianMask(self.alpha.detach(), self.sigma.detach(), self.grid)
         yield "the closed-form Gaussian mask in place of the stored base's", closed
 
     def oddities(self) -> Iterator[Oddity]:
@@ -157,19 +153,15 @@ class ClosedFormGaussianMask(GaussianMask):
     """A Gaussian mixture mask: M[h,i,j] = Σ_k alpha[k,h] · exp(−d²[i,j] / (2·sigma[k,h]² + 2e-5)).
 
     M is equation 1 of the paper, computed from the distances, without the underflow of a stored base mask. Only for
-    models that were trained with this formula.
-    alpha, sigma: as in `GaussianMask`.  distances: (N, N), the squared distances d².
-    grid: the grid of the N tokens; None for a square grid.
+    models that were trained with this formula.  distances: (N, N), the squared distances d².
     """
 
     distances: Tensor
 
-    def __init__(
-        self, alpha: Tensor, sigma: Tensor, distances: Float[Tensor, "n n"], *, grid: Grid | None = None
-    ) -> None:
-        super().__init__(alpha, sigma, distances, grid)
+    def __init__(self, alpha: Tensor, sigma: Tensor, grid: Grid) -> None:
+        super().__init__(alpha, sigma, grid)
         # The distances follow from the grid. They are computed again at loading, and the state dict omits them.
-        self.register_buffer("distances", distances, persistent=False)
+        self.register_buffer("distances", squared_distances(grid), persistent=False)
 
     def matrix(self) -> Float[Tensor, "heads n n"]:
         width = 2 * self.sigma**2 + 2 * SIGMA_EPS
@@ -184,7 +176,7 @@ class ElementwiseMask(Mask):
 
     def __init__(self, weight: Float[Tensor, "n n"], *, grid: Grid | None = None) -> None:
         super().__init__()
-        self.grid = _grid_of(weight, grid)
+        self.grid = rows_and_columns(math.isqrt(len(weight)) if grid is None else grid)
         self.weight = nn.Parameter(weight)
 
     def matrix(self) -> Float[Tensor, "n n"]:
@@ -192,11 +184,6 @@ class ElementwiseMask(Mask):
 
     def numbers(self) -> StepNumbers:
         return replace(super().numbers(), grid=self.grid)
-
-
-def _grid_of(matrix: Tensor, grid: Grid | None) -> tuple[int, int]:
-    """Return (rows, columns) of ``grid``, or of the square grid with as many tokens as ``matrix`` has rows."""
-    return rows_and_columns(math.isqrt(matrix.shape[-1]) if grid is None else grid)
 
 
 class PrefixMask(Mask):
@@ -254,5 +241,5 @@ def mask_from_spec(mask: MaskSpec, *, heads: int, grid: Grid) -> Mask | None:
     widths = torch.linspace(1.0, float(max(rows, columns)), mask.kernels, device=alpha.device).reshape(-1, 1, 1, 1)
     sigma = widths.expand(shape) * (1 + 0.1 * torch.randn(shape))
     if mask.closed_form:
-        return ClosedFormGaussianMask(alpha, sigma, squared_distances(grid), grid=grid)
-    return GaussianMixtureMask(alpha, sigma, stored_base(grid), grid=grid)
+        return ClosedFormGaussianMask(alpha, sigma, grid)
+    return GaussianMixtureMask(alpha, sigma, grid)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from gmmvit_deploy.arguments import Refusals, require_counts, require_known, require_number
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.models.specs import CHANNELS, INTERPOLATIONS, Interpolation, interpolation_named
+from gmmvit_deploy.models.specs import CHANNELS, INTERPOLATIONS, Interpolation
 
 WeightsKind: TypeAlias = Literal["trained", "averaged"]
 """trained: the weights after the last step of the optimiser.  averaged: the moving average (EMA) of the weights."""
@@ -155,13 +155,18 @@ class LoadHints:
         require_counts(
             image_size=self.image_size, resize_to=self.resize_to, heads=self.heads, head_blocks=self.head_blocks
         )
-        if self.interpolation is not None:
-            interpolation_named(self.interpolation)
-            if self.resize_to is None:
-                raise InputError(
-                    "interpolation resamples position embeddings for another image size, which is not given",
-                    hint="add --resize-to PIXELS, or leave --set interpolation out",
-                )
+        for name, values in (
+            ("channels", CHANNELS),
+            ("source", SOURCES),
+            ("pool", TYPED_POOLS),
+            ("interpolation", INTERPOLATIONS),
+        ):
+            require_known(name, getattr(self, name), values)
+        if self.interpolation is not None and self.resize_to is None:
+            raise InputError(
+                "interpolation resamples position embeddings for another image size, which is not given",
+                hint="add --resize-to PIXELS, or leave --set interpolation out",
+            )
         for name in ("labels", "prompts"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
@@ -189,8 +194,6 @@ class LoadHints:
                 "head_blocks, head_average and head_name describe a linear head, which is not given",
                 hint="add --head FILE",
             )
-        for name, values in (("channels", CHANNELS), ("source", SOURCES), ("pool", TYPED_POOLS)):
-            require_known(name, getattr(self, name), values)
         require_number(
             "scale_adjustment", self.scale_adjustment, "a number above 0", lambda value: 0 < value < math.inf
         )

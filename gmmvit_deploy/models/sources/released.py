@@ -13,13 +13,12 @@ the first code, the second writes
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gmmvit_deploy.models.sources.hints import LoadHints, OwnHint
 from gmmvit_deploy.models.sources.shapes import Shapes
-from gmmvit_deploy.models.sources.source import CheckpointSource, tensors_of_layers
-from gmmvit_deploy.models.specs import MaskSpec
+from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins, within
 
 OPTION = "spt-lsa"
 """The value of ``--set source`` for files of the released code of SPT and LSA."""
@@ -31,24 +30,23 @@ Only the code of the masks writes the masks of the attentions, and ``mask`` at t
 VIEWS = 5  # the image and four shifted copies
 
 
+_ROOT_MASK = {"mask": "a second copy of the base mask, at the root of the file"}
+
+
 def released_source(
     *,
     signature: tuple[str, ...],
     spec: Callable[[Shapes, LoadHints], Any],
-    names: Callable[[Any], dict[str, str]],
-    known_unused: Callable[[Any], dict[str, str]] = lambda spec: {
-        "mask": "a second copy of the base mask, at the root of the file"
-    },
+    names: Callable[[Any, Iterable[str]], TensorOrigins],
+    known_unused: Mapping[str, str] = _ROOT_MASK,
     absent: tuple[str, ...] = (),
     own_hints: tuple[OwnHint, ...] = (),
     same_names: Mapping[str, tuple[str, ...]] = PLAIN_FILES,
-    shown_heads: Callable[[Shapes, LoadHints], tuple[int | None, str]] | None = None,
 ) -> CheckpointSource:
     """Return the checkpoint source of both codes for a family; its files store every tensor of the model unchanged.
 
-    names: spec → name in the model → name in the released file.
-    shown_heads: (shapes, hints) → the number of heads that the tensors show, or None, and the evidence for
-    `infer_heads`; None if the tensors of every file show the number of heads.
+    names: `CheckpointSource.tensors`.
+    known_unused: the keys that the network of no spec reads.
     The others are fields of `CheckpointSource`; a model with the closed form also ignores the stored base masks. Files
     of the code of SPT and LSA have no unused tensors.
     """
@@ -56,17 +54,9 @@ def released_source(
     def unused(model_spec: Any) -> Mapping[str, str]:
         if getattr(model_spec, "spt", False) or getattr(model_spec, "lsa", False):
             return {}
-        reasons = known_unused(model_spec)
         if not model_spec.mask.closed_form:
-            return reasons
-        reason = "a stored base; this model was trained with the closed form"
-        alphas = [name for name in names(model_spec).values() if name.endswith(".mask.alpha")]
-        return reasons | {f"{alpha.removesuffix('.alpha')}.mask": reason for alpha in alphas}
-
-    def taken_from(shapes: Shapes, hints: LoadHints, model_spec: Any) -> Mapping[str, str]:
-        if shown_heads is None or hints.preset is None or shown_heads(shapes, hints)[0] is not None:
-            return {}
-        return {"heads": f"--preset {hints.preset}"}
+            return known_unused
+        return {**known_unused, r".+\.mask\.mask": "a stored base; this model was trained with the closed form"}
 
     return CheckpointSource(
         name="the released code",
@@ -77,51 +67,51 @@ def released_source(
         known_unused=unused,
         own_hints=own_hints,
         same_names=same_names,
-        taken_from=taken_from,
     )
 
 
-def mask_names(mask: MaskSpec, ours: str, theirs: str) -> dict[str, str]:
-    """Return name in the model → name in the released file, for the tensors of a mask."""
-    if mask.kind == "elm":
-        return {f"{ours}.weight": f"{theirs}.mask"}
-    if mask.kind == "plain":
-        return {}
-    names = {f"{ours}.{part}": f"{theirs}.{part}" for part in ("alpha", "sigma")}
-    return names if mask.closed_form else {**names, f"{ours}.base": f"{theirs}.mask"}
+def score_names(ours: str, theirs: str, *, mask: str = "mask") -> dict[str, str]:
+    """Return a table for `renamed` of the mask and the temperature of an attention.
 
-
-def block_names(
-    ours: str, theirs: str, *, mask: MaskSpec, mask_at: str = "mask", projects: bool = True
-) -> dict[str, str]:
-    """Return name in the model → name in the released file, for the tensors of a ViT or PiT block.
-
-    mask_at: the name of the mask among the steps before softmax.
+    mask: the name of the mask among the steps before softmax.
     """
-    pairs = {
+    steps = {
+        mask: "mask",
+        f"{mask}.base": "mask.mask",
+        f"{mask}.weight": "mask.mask",
+        "temperature.temperature": "scale",
+    }
+    return within(f"{ours}.scores.before", theirs, steps)
+
+
+def block_names(ours: str, theirs: str, *, mask: str = "mask") -> dict[str, str]:
+    """Return a table for `renamed` of a ViT or PiT block.  mask: as in `score_names`."""
+    layers = {
         "attention_norm": "0.norm",
+        "attention.qkv": "0.fn.to_qkv",
+        "attention.out": "0.fn.to_out.0",
         "mlp_norm": "1.norm",
         "mlp.0": "1.fn.net.0",
         "mlp.2": "1.fn.net.3",
-        **({"attention.out": "0.fn.to_out.0"} if projects else {}),
     }
-    names = tensors_of_layers({f"{ours}.{a}": f"{theirs}.{b}" for a, b in pairs.items()})
-    names[f"{ours}.attention.qkv.weight"] = f"{theirs}.0.fn.to_qkv.weight"
-    return names | mask_names(mask, f"{ours}.attention.scores.before.{mask_at}", f"{theirs}.0.fn.mask")
+    return within(ours, theirs, layers) | score_names(f"{ours}.attention", f"{theirs}.0.fn", mask=mask)
 
 
-def shifted_names(ours: str, theirs: str) -> dict[str, str]:
-    """Return name in the model → name in the file, for the tensors of a `ShiftedPatches`."""
-    return tensors_of_layers({f"{ours}.norm": f"{theirs}.1", f"{ours}.project": f"{theirs}.2"})
+SHIFTED_NAMES = {"norm": "1", "project": "2"}
+"""Layer of a `ShiftedPatches` → its name in a file, within ``merging``."""
 
 
-def has_shifted(shapes: Shapes, prefix: str) -> bool:
-    """Return whether the file has tensors of shifted patch tokenisation.  prefix: ``to_patch_embedding.merging``."""
-    return any(name.startswith(f"{prefix}.") for name in shapes.tensors)
+def patch_sizes(shapes: Shapes, shifted: str, *, linear: str = "", convolution: str = "") -> tuple[int, int, int, bool]:
+    """Return (D, side of a patch, image channels, whether the file has shifted patch tokenisation).
+
+    shifted: the prefix of its layers.  linear, convolution: the layer of a file without it.
+    """
+    if any(name.startswith(f"{shifted}.") for name in shapes.tensors):
+        return *shapes.linear_patch(f"{shifted}.2.weight", views=VIEWS), True
+    plain = shapes.linear_patch(f"{linear}.weight") if linear else shapes.convolution_patch(f"{convolution}.weight")
+    return *plain, False
 
 
-def temperature_heads(shapes: Shapes, names: Sequence[str], *, pattern: str) -> tuple[int, ...] | None:
-    """Return the number of LSA's temperatures in each named tensor, or None if no name of the file fits ``pattern``."""
-    if not any(re.match(pattern, name) for name in shapes.tensors):
-        return None
-    return tuple(shapes.of(name, rank=1)[0] for name in names)
+def temperature_heads(shapes: Shapes, name: str, *, pattern: str) -> int | None:
+    """Return the number of LSA's temperatures in the named tensor, or None if no name of the file fits ``pattern``."""
+    return shapes.of(name, rank=1)[0] if any(re.match(pattern, key) for key in shapes.tensors) else None

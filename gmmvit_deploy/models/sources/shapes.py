@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.sources.hints import LoadHints, Pool
@@ -36,7 +36,12 @@ class MissingTensorError(CheckpointError):
 class Shapes:
     """The shapes of a file's tensors by name; CheckpointError states the shape that a method expected.
 
+    A size that one tensor shows is taken from it alone: the later comparison of all tensors with the network
+    (`checkpoints.weights.misfits`) says which other tensors do not fit.
+
     source: the name of the file, for messages.  channels: the number of image channels that the user gave, or None.
+    taken_from: field of the spec that no tensor shows and no option states → where its value comes from, such as
+    ``the preset RMT_S, which args.model of the file names``.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class Shapes:
         self.source = source
         self.record = record or TrainingRecord()
         self._channels = channels
+        self.taken_from: dict[str, str] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -117,13 +123,8 @@ class Shapes:
 
     def convolution_patch(self, name: str) -> tuple[int, int, int]:
         """Return (D, p, c) for a patch convolution whose weight has the shape (D, c, p, p)."""
-        dim, channels, height, width = self.of(name, rank=4)
-        if channels not in CHANNELS or height != width:
-            raise CheckpointError(
-                f"{self.source}: {name} has shape {(dim, channels, height, width)}; expected (D, c, p, p) with "
-                f"c = {', '.join(map(str, CHANNELS[:-1]))} or {CHANNELS[-1]}"
-            )
-        return dim, height, channels
+        dim, channels, side, _ = self.of(name, rank=4)
+        return dim, side, channels
 
 
 def exact_root(value: float) -> int | None:
@@ -158,12 +159,12 @@ def refuse_depth(shapes: Shapes, depths: Mapping[str, Any], *, where: str, hint:
             )
 
 
-def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec, int | None]:
-    """Return (mask spec, number of heads) for an attention; the number of heads is None if the mask does not show it.
+def infer_mask(shapes: Shapes, hints: LoadHints, *prefixes: str) -> MaskSpec:
+    """Return the mask of attentions; a mixture is shared if each mask is for a single head (`MaskSpec.for_heads`).
 
-    prefix: of the names of the mask's tensors, without the last dot.
+    prefixes: of the names of the mask's tensors in each attention, without the last dot.
     """
-    source = shapes.source
+    source, prefix = shapes.source, prefixes[0]
     parts = {part for part in ("alpha", "sigma", "mask") if f"{prefix}.{part}" in shapes}
     if not parts & {"alpha", "sigma"}:
         if hints.closed_form:
@@ -171,7 +172,7 @@ def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec,
                 f"{source}: --set closed_form=yes was given, but the file holds no alpha and sigma",
                 hint="leave --set closed_form out",
             )
-        return MaskSpec(kind="elm" if parts else "plain"), None
+        return MaskSpec(kind="elm" if parts else "plain")
     if missing := {"alpha", "sigma"} - parts:
         raise CheckpointError(f"{source}: {prefix}.{missing.pop()} is missing")
     if "mask" not in parts and not hints.closed_form:
@@ -179,9 +180,9 @@ def infer_mask(shapes: Shapes, hints: LoadHints, prefix: str) -> tuple[MaskSpec,
             f"{source}: {prefix}.mask, the stored base mask, is missing",
             hint="if the model was trained with the paper's closed formula, type --set closed_form=yes",
         )
-    kernels, heads, *_ = shapes.of(f"{prefix}.alpha", rank=4)
-    mask = MaskSpec(kind="gmm", kernels=kernels, shared=heads == 1, closed_form=bool(hints.closed_form))
-    return mask, heads if heads > 1 else None
+    kernels = shapes.of(f"{prefix}.alpha", rank=4)[0]
+    shared = set(mask_heads(shapes, prefixes)) == {1}
+    return MaskSpec(kind="gmm", kernels=kernels, shared=shared, closed_form=bool(hints.closed_form))
 
 
 def mask_heads(shapes: Shapes, prefixes: Sequence[str]) -> list[int]:
@@ -220,6 +221,8 @@ def infer_heads(
             hint=f"omit --set heads, or type --set heads={known}",
         )
     heads = known or hinted or of_preset
+    if not known and not hinted and of_preset:
+        shapes.taken_from["heads"] = f"--preset {hints.preset}"
     if heads is None:
         raise CheckpointError(
             f"{source}: this file does not determine the number of attention heads",
@@ -368,31 +371,19 @@ def known_pool(source: str, hints: LoadHints, *, pool: Pool, evidence: str) -> P
 SpecT = TypeVar("SpecT", bound=ModelSpec)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordedPreset(Generic[SpecT]):
-    """A preset that a file names.
-
-    name: the name in the file.  spec: the spec of the preset.
-    origin: where values of the preset come from, such as ``the preset RMT_S, which args.model of the file names``.
-    """
-
-    name: str
-    spec: SpecT
-    origin: str
-
-
 def recorded_preset(
     shapes: Shapes,
     *,
     preset_named: Callable[[str], SpecT | None],
     differences: Callable[[SpecT], Sequence[str]],
-) -> tuple[RecordedPreset[SpecT] | None, str]:
-    """Return the preset that the entries ``arch`` and ``args.model`` of the file name, and why there is no preset.
+) -> tuple[SpecT | None, str]:
+    """Return the preset that the entries ``arch`` and ``args.model`` of the file name, and where its name comes from,
+    such as ``the preset RMT_S, which args.model of the file names``; or None, and why there is no preset.
 
     A wrong preset raises no error, but gives other logits: it is used only if its sizes are those of the tensors.
     preset_named: name of an architecture in the training code → the spec of the preset, or None.
     differences: the spec of a preset → a text for each size in which the tensors differ from it.
-    The second value continues a message after a clause; it is empty if the preset is used, and if the file names none.
+    The reason continues a message after a clause; it is empty if the file names none.
     """
     entries = {"arch": shapes.record.entries.get("arch"), "args.model": shapes.record.args.get("model")}
     named = {entry: name for entry, name in entries.items() if isinstance(name, str) and name}
@@ -407,4 +398,4 @@ def recorded_preset(
         return None, f"; {entry} of the file names {name}, which is not a preset of this family"
     if differing := differences(preset):
         return None, f"; {entry} names the preset {name}, but the file differs from it: {', '.join(differing)}"
-    return RecordedPreset(name=name, spec=preset, origin=f"the preset {name}, which {entry} of the file names"), ""
+    return preset, f"the preset {name}, which {entry} of the file names"

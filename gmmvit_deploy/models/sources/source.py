@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.models.sources.hints import LoadHints, OwnHint
@@ -42,14 +42,13 @@ class CheckpointSource:
     signature:    regular expressions; a file belongs to this source if each matches the start of the name of a tensor.
                   If several sources recognise a file, the source with the most expressions applies.
     absent:       regular expressions that match the start of no name of a tensor
-    spec:         (shapes, hints) → spec of the model. Errors: CheckpointError, for example when neither the tensors nor
-                  the user's options show the number of heads, the image size or the channels.
-    tensors:      spec → origin of each tensor of the model
-    known_unused: spec → key that a file may contain but the network never reads → the reason
+    spec:         (shapes, hints) → spec of the model; also fills ``shapes.taken_from``. Errors: CheckpointError, for
+                  example when neither the tensors nor the user's options show the number of heads, the size or the
+                  channels of the images.
+    tensors:      (spec, names of the model's tensors) → origin of each of them (`renamed`)
+    known_unused: spec → regular expression of a whole key that the network does not read → why a file may contain it
     interpolation: (shapes, hints) → the algorithm with which the code that wrote the file resamples position embeddings
                   for another image size; None if the file does not show the code
-    taken_from:   (shapes, hints, spec) → field of the spec that no tensor shows and no option states → where its value
-                  comes from, such as ``the preset RMT_S, which args.model of the file names``
     own_hints:    the fields of `OWN_HINTS` that ``spec`` reads; the loader refuses the options of the others
     option:       the value of ``--set source`` that names this source, if any. A file that several sources with options
                   recognise is refused unless the user types ``--set source``
@@ -63,13 +62,12 @@ class CheckpointSource:
     name: str
     signature: tuple[str, ...]
     spec: Callable[[Shapes, LoadHints], Any]
-    tensors: Callable[[Any], TensorOrigins]
+    tensors: Callable[[Any, Iterable[str]], TensorOrigins]
     known_unused: Callable[[Any], Mapping[str, str]] = lambda spec: {}
     interpolation: Callable[[Shapes, LoadHints], Interpolation | None] = lambda shapes, hints: None
     images: Callable[[Shapes, LoadHints, Any], KnownImages] = lambda shapes, hints, spec: KnownImages()
     present_names: Callable[[Shapes, LoadHints], Mapping[str, Tensor] | None] = lambda shapes, hints: None
     absent: tuple[str, ...] = ()
-    taken_from: Callable[[Shapes, LoadHints, Any], Mapping[str, str]] = lambda shapes, hints, spec: {}
     own_hints: tuple[OwnHint, ...] = ()
     option: str = ""
     same_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -115,6 +113,25 @@ BLOCK_OF_TIMM: Mapping[str, str] = {
 """Layer of a `layers.blocks.Block` → its name in timm, which many codes copied."""
 
 
-def tensors_of_layers(layers: Mapping[str, str], parts: Iterable[str] = ("weight", "bias")) -> dict[str, str]:
-    """Return name in the model → key of the file, for the tensors ``parts`` of each of ``layers``."""
-    return {f"{ours}.{part}": f"{theirs}.{part}" for ours, theirs in layers.items() for part in parts}
+def renamed(names: Iterable[str], table: Mapping[str, str | Conversion]) -> dict[str, str | Conversion]:
+    """Return the origin of each tensor of a model, from a table of the names in the model and in the file.
+
+    table: layer or tensor of the model → the same in the file, such as ``blocks.{}.mlp.0`` → ``layers.{}.fc1``, where
+    ``{}`` stands for a number. The longest entry that a name begins with applies; the rest of the name, such as
+    ``.weight``, is the same in both.
+    """
+    entries = [
+        (re.compile(re.escape(ours).replace(r"\{\}", r"(\d+)") + r"(?=\.|$)"), table[ours])
+        for ours in sorted(table, key=len, reverse=True)
+    ]
+    origins: dict[str, str | Conversion] = {}
+    for name in names:
+        match, theirs = next((match, theirs) for ours, theirs in entries if (match := ours.match(name)))
+        keys = tuple(key.format(*match.groups()) + name[match.end() :] for key in origin_keys(theirs))
+        origins[name] = keys[0] if isinstance(theirs, str) else replace(theirs, keys=keys)
+    return origins
+
+
+def within(ours: str, theirs: str, layers: Mapping[str, str]) -> dict[str, str]:
+    """Return a table for `renamed` of the layers of a module: ``ours`` in the model, ``theirs`` in the file."""
+    return {f"{ours}.{a}": f"{theirs}.{z}" for a, z in layers.items()}

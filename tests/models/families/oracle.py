@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from gmmvit_deploy.models.families.cait.spec_and_source import CaiTSpec
-from gmmvit_deploy.models.families.pit.spec_and_source import PiTSpec
-from gmmvit_deploy.models.families.swin.spec_and_source import SwinSpec
-from gmmvit_deploy.models.families.t2t.spec_and_source import T2TSpec
-from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
+from gmmvit_deploy.models.families.cait import CaiTSpec
+from gmmvit_deploy.models.families.pit import PiTSpec
+from gmmvit_deploy.models.families.swin import SwinSpec
+from gmmvit_deploy.models.families.t2t import T2TSpec
+from gmmvit_deploy.models.families.vit import ViTSpec
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 
 State = dict[str, np.ndarray]

@@ -12,8 +12,8 @@ import torch
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.deepvit import spec as presets
-from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
+from gmmvit_deploy.models.families import deepvit
+from gmmvit_deploy.models.families.deepvit import DeepViTSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.sources.hints import LoadHints
 from tests.conftest import golden
@@ -136,11 +136,11 @@ def small_preset(monkeypatch: pytest.MonkeyPatch) -> str:
     """``deepvit_S``, which the golden file names, with the sizes of the golden file."""
     small = spec_of(SCALED.path, SCALED.hints)
     monkeypatch.setitem(
-        presets.PRESETS,  # type: ignore[arg-type]
+        deepvit.PRESETS,  # type: ignore[arg-type]
         "deepvit_S",
         lambda classes, image_size, mask: replace(small, classes=classes, image_size=image_size, mask=mask),
     )
-    monkeypatch.setitem(presets.IMAGE_SIZES, "deepvit_S", 32)  # type: ignore[arg-type]
+    monkeypatch.setitem(deepvit.IMAGE_SIZES, "deepvit_S", 32)  # type: ignore[arg-type]
     return "deepvit_S"
 
 

@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.models.families.cait.spec_and_source import CaiTSpec
-from gmmvit_deploy.models.families.pit.spec_and_source import PiTSpec
-from gmmvit_deploy.models.families.swin.spec_and_source import SwinSpec
-from gmmvit_deploy.models.families.t2t.spec_and_source import T2TSpec
-from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
+from gmmvit_deploy.models.families.cait import CaiTSpec
+from gmmvit_deploy.models.families.pit import PiTSpec
+from gmmvit_deploy.models.families.swin import SwinSpec
+from gmmvit_deploy.models.families.t2t import T2TSpec
+from gmmvit_deploy.models.families.vit import ViTSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 from tests.exact import exact_logits

@@ -14,7 +14,7 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.reading import read_tensors
 from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.naive_vit.spec_and_source import NaiveViTSpec
+from gmmvit_deploy.models.families.naive_vit import NaiveViTSpec
 from gmmvit_deploy.models.layers.positions import sinusoidal_positions
 from gmmvit_deploy.models.sources.hints import LoadHints
 from tests.conftest import golden

@@ -16,9 +16,8 @@ from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.errors import CheckpointError, InputError, SpecError
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.models.families.rmt import PRESETS, RMTSpec, infer_spec, tensor_origins
 from gmmvit_deploy.models.families.rmt.model import FoldedRotation
-from gmmvit_deploy.models.families.rmt.released import infer_spec, taken_from, tensor_origins
-from gmmvit_deploy.models.families.rmt.spec import PRESETS, RMTSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import RecordedOptions, TrainingRecord
@@ -43,7 +42,7 @@ def file_of(spec: RMTSpec) -> State:
     with torch.device("meta"):
         state = model_from_spec(spec).state_dict()
     tensors: State = {}
-    for ours, origin in tensor_origins(spec).items():
+    for ours, origin in tensor_origins(spec, state).items():
         if isinstance(origin, str):
             tensors[origin] = state[ours]
         elif len(origin.keys) == 1:
@@ -69,10 +68,12 @@ def test_the_preset_of_the_record_is_taken_if_all_sizes_agree(preset: str, name:
     shapes = named(spec, model=name, input_size=224)
     assert infer_spec(shapes, LoadHints()) == spec
     where = f"the preset {name}, which args.model of the file names"
-    assert taken_from(shapes, LoadHints(), spec) == {"image_size": where, "decomposed_stages": where}
+    assert shapes.taken_from == {"image_size": where, "decomposed_stages": where}
+    shapes = named(spec, model=name, input_size=224)
+    assert infer_spec(shapes, LoadHints(image_size=192)).image_size == 192
+    assert shapes.taken_from == {"decomposed_stages": where}
     other = infer_spec(shapes, LoadHints(image_size=192, decomposed_stages=(2, 1)))
     assert (other.image_size, other.decomposed_stages) == (192, (1, 2))
-    assert taken_from(shapes, LoadHints(image_size=192), other) == {"decomposed_stages": where}
 
 
 def test_the_preset_of_the_record_is_not_taken_for_another_training_size() -> None:
@@ -83,8 +84,9 @@ def test_the_preset_of_the_record_is_not_taken_for_another_training_size() -> No
 
 def test_a_typed_preset_gives_side_and_stages() -> None:
     spec, hints = PRESETS["RMT_S"](1000, 224, MaskSpec()), LoadHints(preset="RMT_S")
-    assert infer_spec(named(spec), hints) == spec
-    assert set(taken_from(named(spec), hints, spec).values()) == {"--preset RMT_S"}
+    shapes = named(spec)
+    assert infer_spec(shapes, hints) == spec
+    assert set(shapes.taken_from.values()) == {"--preset RMT_S"}
 
 
 # ---- image sizes ---------------------------------------------------------------------------------------------------

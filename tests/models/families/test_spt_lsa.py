@@ -15,8 +15,8 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import CheckpointError, SpecError
 from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.models.families import FAMILIES
+from gmmvit_deploy.models.families.t2t import T2TSpec
 from gmmvit_deploy.models.families.t2t.model import T2T
-from gmmvit_deploy.models.families.t2t.spec_and_source import T2TSpec
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores

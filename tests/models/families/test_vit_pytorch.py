@@ -13,12 +13,11 @@ import torch
 from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families import model_from_spec, spec_from_json
-from gmmvit_deploy.models.families.cait.spec_and_source import CaiTSpec
-from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
-from gmmvit_deploy.models.families.vit_pytorch import VIT_PYTORCH
+from gmmvit_deploy.models.families.cait import CaiTSpec
+from gmmvit_deploy.models.families.vit import ViTSpec
+from gmmvit_deploy.models.families.vit_pytorch import VIT_PYTORCH, VitPytorchSpec
 from gmmvit_deploy.models.families.vit_pytorch.folding import centre_head_mixing, merge_head_norm_into_values
 from gmmvit_deploy.models.families.vit_pytorch.model import VitPytorch
-from gmmvit_deploy.models.families.vit_pytorch.spec_and_source import VitPytorchSpec
 from gmmvit_deploy.models.folding.fold import fold, fold_for_engines
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints

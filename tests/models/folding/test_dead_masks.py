@@ -13,8 +13,8 @@ import gmmvit_deploy.models.folding.dead_masks as passes
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.models.families.pit.spec_and_source import PiTSpec
-from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
+from gmmvit_deploy.models.families.pit import PiTSpec
+from gmmvit_deploy.models.families.vit import ViTSpec
 from gmmvit_deploy.models.folding.dead_masks import dead_masks, drop_dead_masks
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.folding.passes import fold_masks

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.cait.folding import WideHeadsAttention, widen_heads
-from gmmvit_deploy.models.families.swin.spec_and_source import SwinSpec
+from gmmvit_deploy.models.families.swin import SwinSpec
 from gmmvit_deploy.models.folding.engine_forms import pad_heads
 from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec

@@ -5,8 +5,8 @@ import torch
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
+from gmmvit_deploy.models.families.vit import ViTSpec
 from gmmvit_deploy.models.families.vit.model import ViT
-from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
 from gmmvit_deploy.models.folding.fold import fold, narrow_last_block
 from gmmvit_deploy.models.folding.passes import fold_masks
 from gmmvit_deploy.models.layers.blocks import Mlp

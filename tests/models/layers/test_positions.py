@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from gmmvit_deploy.models.layers.positions import Grid, resample_positions
 from gmmvit_deploy.models.specs import Interpolation
 from tests.conftest import GOLDEN
 
-ALL: tuple[Interpolation, ...] = get_args(Interpolation)
 RECORDED = np.load(GOLDEN / "timm" / "position_interpolation.npz")
 
 
@@ -29,7 +27,7 @@ def test_equals_the_recorded_embeddings(name: str) -> None:
     interpolation: Interpolation = {"dinov2_registers": "timm"}.get(code_base, code_base)  # type: ignore[assignment]
     side = {"up": 6, "down": 3}[direction]
     resampled = resample_positions(
-        torch.from_numpy(RECORDED["pos_embed"]), (side, side), interpolation=interpolation, prefix=1
+        torch.from_numpy(RECORDED["pos_embed"]), (4, 4), (side, side), interpolation=interpolation, prefix=1
     )
     # Each value is a sum of 4 · 4 products, of which each processor may round each differently in the last bit.
     limit = 16 * 2.0**-23 * float(np.abs(RECORDED[name]).max())
@@ -42,15 +40,7 @@ def test_timm_equals_the_installed_timm(old: Grid, new: Grid, prefix: int) -> No
     layers = pytest.importorskip("timm.layers")
     positions = embeddings(old, prefix)
     expected = layers.resample_abs_pos_embed(positions, list(new), old_size=list(old), num_prefix_tokens=prefix)
-    assert resample_positions(positions, new, interpolation="timm", prefix=prefix, old_grid=old).equal(expected)
-
-
-@pytest.mark.parametrize("interpolation", ALL)
-def test_an_equal_grid_changes_nothing(interpolation: Interpolation) -> None:
-    positions = embeddings((4, 4), 1)
-    assert resample_positions(positions, (4, 4), interpolation=interpolation, prefix=1).equal(positions)
-    same = resample_positions(positions.half(), (4, 4), interpolation=interpolation, prefix=1)
-    assert same.dtype == torch.float32
+    assert resample_positions(positions, old, new, interpolation="timm", prefix=prefix).equal(expected)
 
 
 @pytest.mark.parametrize(
@@ -67,5 +57,5 @@ def test_an_algorithm_for_square_grids_refuses_other_grids(
     with pytest.raises(
         InputError, match=f"--set interpolation={interpolation} is defined only for a {refused}"
     ) as caught:
-        resample_positions(embeddings(old, 1), new, interpolation=interpolation, prefix=1, old_grid=old)
+        resample_positions(embeddings(old, 1), old, new, interpolation=interpolation, prefix=1)
     assert "--set interpolation=timm" in caught.value.hint

@@ -57,8 +57,8 @@ def test_underflow_is_where_it_was_measured() -> None:
 
 def test_closed_form_is_another_network_at_256_tokens() -> None:
     alpha, sigma = torch.tensor([2.0]).reshape(1, 1, 1, 1), torch.tensor([9.0]).reshape(1, 1, 1, 1)
-    stored = GaussianMixtureMask(alpha, sigma, stored_base(16)).matrix().detach()
-    closed = ClosedFormGaussianMask(alpha, sigma, squared_distances(16)).matrix().detach()
+    stored = GaussianMixtureMask(alpha, sigma, 16).matrix().detach()
+    closed = ClosedFormGaussianMask(alpha, sigma, 16).matrix().detach()
     near = squared_distances(16) < 88
     torch.testing.assert_close(stored[:, near], closed[:, near], rtol=1e-5, atol=1e-6)
     assert float((stored - closed).abs().max()) > 0.5
@@ -89,9 +89,9 @@ def test_distances_on_grids_that_are_not_square(grid: tuple[int, int]) -> None:
 
 def test_oddities_name_head_and_kernel_and_nothing_in_a_sound_mask() -> None:
     alpha, sigma = torch.ones(2, 2, 1, 1), torch.ones(2, 2, 1, 1)
-    assert list(GaussianMixtureMask(alpha, sigma, stored_base(2)).oddities()) == []
+    assert list(GaussianMixtureMask(alpha, sigma, 2).oddities()) == []
     alpha[1, 0], sigma[0, 1] = 0, 0.01
-    oddities = [(odd.where, odd.what) for odd in GaussianMixtureMask(alpha, sigma, stored_base(2)).oddities()]
+    oddities = [(odd.where, odd.what) for odd in GaussianMixtureMask(alpha, sigma, 2).oddities()]
     assert oddities == [
         (" head 1 kernel 0", "sigma is 0.01: through this kernel a token attends only to itself"),
         (" head 0 kernel 1", "alpha is 0: the kernel has no effect"),

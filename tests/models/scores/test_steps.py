@@ -20,8 +20,6 @@ from gmmvit_deploy.models.scores.masks import (
     ElementwiseMask,
     GaussianMixtureMask,
     PrefixMask,
-    squared_distances,
-    stored_base,
 )
 from gmmvit_deploy.models.scores.scales import LearnedTemperature, Scale
 from gmmvit_deploy.models.scores.step import Step
@@ -95,24 +93,24 @@ def cases() -> Iterator[tuple[str, Case]]:
     def gaussian(h: int, i: int, j: int) -> float:
         return sum(a[k, h] * math.exp(-squared(i, j) / (2 * s[k, h] ** 2 + 2e-5)) for k in range(2))
 
-    mixture = GaussianMixtureMask(alpha, sigma, stored_base(GRID))
+    mixture = GaussianMixtureMask(alpha, sigma, GRID)
     yield "scale", Case(Scale(0.5), lambda x: 0.5 * x, "scale", mistakes=2)
     # On a grid this small nothing has underflowed, so the stored base gives the closed formula.
     yield "stored base", Case(mixture, lambda x: each_entry(gaussian) * x, "mask", mistakes=7)
-    closed = ClosedFormGaussianMask(alpha, sigma, squared_distances(GRID))
+    closed = ClosedFormGaussianMask(alpha, sigma, GRID)
     yield "closed form", Case(closed, lambda x: each_entry(gaussian) * x, "mask", mistakes=7)
     yield "element-wise", Case(ElementwiseMask(weight), lambda x: exact(weight) * x, "mask", mistakes=5)
 
     def patches_only(h: int, i: int, j: int) -> float:
         return 1.0 if 0 in (i, j) else gaussian(h, i - 1, j - 1)
 
-    token = PrefixMask(GaussianMixtureMask(alpha, sigma, stored_base(GRID)))
+    token = PrefixMask(GaussianMixtureMask(alpha, sigma, GRID))
     yield "class token", Case(token, lambda x: each_entry(patches_only, N + 1) * x, "mask", tokens=N + 1, mistakes=9)
 
     def after_two(h: int, i: int, j: int) -> float:
         return 1.0 if min(i, j) < 2 else gaussian(h, i - 2, j - 2)
 
-    two = PrefixMask(GaussianMixtureMask(alpha, sigma, stored_base(GRID)), prefix=2)
+    two = PrefixMask(GaussianMixtureMask(alpha, sigma, GRID), prefix=2)
     yield "two prefix tokens", Case(two, lambda x: each_entry(after_two, N + 2) * x, "mask", tokens=N + 2, mistakes=9)
     table = random((2 * GRID - 1) ** 2, HEADS)
 
@@ -241,7 +239,7 @@ def test_the_exponential_of_a_temperature_is_rounded_once() -> None:
 @pytest.mark.parametrize("wrap", [lambda mask: mask, PrefixMask], ids=["alone", "class token"])
 def test_closed_form_is_a_mistake_where_the_base_has_underflowed(wrap: Callable[[Step], Step]) -> None:
     alpha, sigma = torch.full((1, HEADS, 1, 1), 2.0), torch.full((1, HEADS, 1, 1), 9.0)
-    step = wrap(GaussianMixtureMask(alpha, sigma, stored_base(16)))
+    step = wrap(GaussianMixtureMask(alpha, sigma, 16))
     name, other = next(step.mistakes())
     assert "closed-form" in name
     assert other is not None

@@ -116,7 +116,7 @@ def test_a_setting_is_read(text: str, value: object) -> None:
         ({"decomposed_stages": (0, 1)}, "decomposed_stages: expected different numbers of at least 1, got 0,1"),
         ({"pool": "max"}, "pool: expected cls or mean or pooler, got 'max'"),
         ({"heads": 0}, "heads: expected a whole number of at least 1, got 0"),
-        ({"interpolation": "bicubic"}, "expected one of timm, torchvision, deit, dino, got 'bicubic'"),
+        ({"interpolation": "bicubic"}, "interpolation: expected timm or torchvision or deit or dino, got 'bicubic'"),
     ],
 )
 def test_values_out_of_range_are_refused(values: dict[str, Any], message: str) -> None:

@@ -15,10 +15,10 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.family import Windows
-from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
+from gmmvit_deploy.models.families.vit import ViTSpec
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.biases import shift_mask
-from gmmvit_deploy.models.scores.masks import ElementwiseMask, GaussianMixtureMask, stored_base
+from gmmvit_deploy.models.scores.masks import ElementwiseMask, GaussianMixtureMask
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.reports.pictures.mask_images import matrix_image, position_maps_image, sheet, token_map
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
@@ -62,7 +62,7 @@ def test_dead_kernels_are_named_by_head() -> None:
     model = model_with(torch.eye(GRID**2))
     alpha, sigma = torch.ones(3, 2, 1, 1), torch.ones(3, 2, 1, 1)
     alpha[1, 0] = 0
-    model.blocks[0].attention.scores.before.mask = GaussianMixtureMask(alpha, sigma, stored_base(GRID))
+    model.blocks[0].attention.scores.before.mask = GaussianMixtureMask(alpha, sigma, GRID)
     (layer,) = masks_of(model)
     assert [head.dead for head in layer.heads] == [(1,), ()]
     assert layer.heads[0].alpha == (1, 0, 1)

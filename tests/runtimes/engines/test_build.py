@@ -26,7 +26,7 @@ from gmmvit_deploy.graphs.calibration import ranges_of
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.quantize import quantize_graph
 from gmmvit_deploy.models.families import model_from_spec, preset_spec
-from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
+from gmmvit_deploy.models.families.vit import ViTSpec
 from gmmvit_deploy.models.folding.fold import fold, fold_for_engines
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.runtimes.engines import builder

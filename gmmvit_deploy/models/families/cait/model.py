@@ -17,7 +17,7 @@ scores:        S' = W_preᵀ · ((1 − I) ∘ (t[h] · Q Kᵀ) − 1e-9 · I)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.families.cait.spec_and_source import CaiTSpec
+from gmmvit_deploy.models.families.cait import CaiTSpec
 from gmmvit_deploy.models.families.family import Mistake
 from gmmvit_deploy.models.layers.attention import heads_of, projected
 from gmmvit_deploy.models.layers.blocks import Mlp, layer_norm
@@ -33,7 +33,7 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.patches import NormedPatchEmbedding, PatchEmbedding, ShiftedPatches
 from gmmvit_deploy.models.layers.roles import with_role
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
-from gmmvit_deploy.models.scores.heads import HeadMixing
+from gmmvit_deploy.models.scores.heads import HeadMixing, transpose_mixings
 from gmmvit_deploy.models.scores.locality import MaskedDiagonal, ZeroDiagonal, initial_temperature
 from gmmvit_deploy.models.scores.masks import mask_from_spec
 from gmmvit_deploy.models.scores.scales import Scale
@@ -177,23 +177,6 @@ def _other_class_blocks(model: Model) -> bool:
     return True
 
 
-def _mixing_transposed(*sides: str) -> Callable[[Model], bool]:
-    """Return a function that transposes the head mixings.  sides: ``before`` softmax, ``after`` softmax, or both."""
-
-    def make(model: Model) -> bool:
-        mixings = [
-            step
-            for _, scores in attention_scores(model)
-            for name, step in scores.steps()
-            if isinstance(step, HeadMixing) and name.partition(".")[0] in sides
-        ]
-        for mixing in mixings:
-            mixing.transpose()
-        return bool(mixings)
-
-    return make
-
-
 def _minus_infinity_after_mixing(model: Model) -> bool:
     """Mask the diagonal where LSA sets the scores of the tokens with themselves to −1e-9."""
     changed = False
@@ -207,8 +190,8 @@ def _minus_infinity_after_mixing(model: Model) -> bool:
 
 MISTAKES: tuple[Mistake, ...] = (
     ("the class token added to the keys of the class blocks, or left out of the keys", _other_class_blocks),
-    ("head mixing transposed", _mixing_transposed("before", "after")),
-    ("head mixing before softmax transposed", _mixing_transposed("before")),
-    ("head mixing after softmax transposed", _mixing_transposed("after")),
+    ("head mixing transposed", lambda model: transpose_mixings(model, "before", "after")),
+    ("head mixing before softmax transposed", lambda model: transpose_mixings(model, "before")),
+    ("head mixing after softmax transposed", lambda model: transpose_mixings(model, "after")),
     ("the diagonal masked by −∞ in place of scores of −1e-9", _minus_infinity_after_mixing),
 )

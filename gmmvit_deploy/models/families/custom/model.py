@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from gmmvit_deploy.errors import InputError
-from gmmvit_deploy.models.families.custom.spec import CustomSpec, OwnFile, permitted_file
+from gmmvit_deploy.models.families.custom import CustomSpec, OwnFile, permitted_file
 from gmmvit_deploy.models.layers.fused_call import AnsweredAttention, FusedCall, answer_fused_call, single_calls
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.token_grids import TokenGrids, token_grids, unknown_grids

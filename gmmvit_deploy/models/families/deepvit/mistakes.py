@@ -12,7 +12,7 @@ from gmmvit_deploy.models.families.deepvit.model import DeepViTBlock
 from gmmvit_deploy.models.families.family import Mistake
 from gmmvit_deploy.models.layers.blocks import with_other_epsilon
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.scores.heads import HeadBatchNorm, HeadMixing
+from gmmvit_deploy.models.scores.heads import HeadBatchNorm, transpose_mixings
 
 
 def _in_blocks(change: Callable[[DeepViTBlock], None]) -> Callable[[Model], bool]:
@@ -42,10 +42,7 @@ def _leave_out_of_branches(block: DeepViTBlock) -> None:
 def _merged_mixing_transposed(model: Model) -> bool:
     """Transpose the head mixing of a folded graph: each row of the matrix holds the factor of a BatchNorm."""
     merge_head_norm(model)
-    mixings = [module for module in model.modules() if isinstance(module, HeadMixing)]
-    for mixing in mixings:
-        mixing.transpose()
-    return bool(mixings)
+    return transpose_mixings(model, "after")
 
 
 def _every_epsilon(model: Model) -> bool:

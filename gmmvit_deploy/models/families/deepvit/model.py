@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.families.deepvit.spec import DeepViTSpec
+from gmmvit_deploy.models.families.deepvit import DeepViTSpec
 from gmmvit_deploy.models.layers.attention import ReAttention
 from gmmvit_deploy.models.layers.blocks import BatchNorm, PreNormBlock
 from gmmvit_deploy.models.layers.model import Model

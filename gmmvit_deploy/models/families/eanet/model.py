@@ -32,7 +32,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.families.eanet.spec_and_source import EANetSpec
+from gmmvit_deploy.models.families.eanet import EANetSpec
 from gmmvit_deploy.models.families.family import Mistake
 from gmmvit_deploy.models.layers.blocks import Mlp, PreNormBlock, layer_norm
 from gmmvit_deploy.models.layers.model import Model

@@ -18,7 +18,7 @@ DINO have no weights of this layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -100,6 +100,10 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> HuggingFaceSpec:
         )
     preprocessing = _preprocessing(shapes, channels, hints)
     height, width = _size(preprocessing, config, hints, shapes.source)
+    shapes.taken_from["image_size"] = _size_from(shapes, architecture, preprocessing)
+    if hints.prompts:
+        texts = ", ".join(map(repr, hints.prompts))
+        shapes.taken_from["classes"] = f"the text tower, run once in float64 with the prompts {texts}"
     classes, features = 0 if backbone else len(hints.labels) or int(config.num_labels), 0
     if hints.head is not None:
         classes, features = shapes.of(f"{HEAD_FILE}.weight", rank=2)
@@ -225,41 +229,25 @@ def _size(preprocessing: Preprocessing | None, config: Any, hints: LoadHints, so
     return sides
 
 
-def taken_from(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> Mapping[str, str]:
-    preprocessing = _preprocessing(shapes, spec.channels, hints)
-    texts = ", ".join(repr(prompt) for prompt in spec.prompts)
-    classes = {"classes": f"the text tower, run once in float64 with the prompts {texts}"} if texts else {}
+def _size_from(shapes: Shapes, architecture: str, preprocessing: Preprocessing | None) -> str:
+    """Return where the size of the images comes from."""
     if preprocessing is not None and preprocessing.size is not None:
-        return {"image_size": _file(shapes), **classes}
+        return _file(shapes)
     config = shapes.record.config
     stated = any(part.get("image_size") is not None for part in (config, _part_of_images(config)))
-    return {"image_size": CONFIG_FILE if stated else f"transformers' default for {spec.architecture}", **classes}
+    return CONFIG_FILE if stated else f"transformers' default for {architecture}"
 
 
-def tensor_origins(spec: HuggingFaceSpec) -> TensorOrigins:
-    import torch
-
-    from gmmvit_deploy.models.families.hugging_face.model import HuggingFaceModel
-
-    with torch.device("meta"):
-        state = HuggingFaceModel(spec).state_dict()
-    parts = {"network.classifier": HEAD_FILE, "network.backbone": ""} if spec.head_features else {"network": ""}
-    return {name: _file_name(name, parts) for name in state}
-
-
-def _file_name(name: str, parts: Mapping[str, str]) -> str:
-    part = next(part for part in parts if name.startswith(f"{part}."))
-    return f"{parts[part]}{name.removeprefix(part)}".removeprefix(".")
+def tensor_origins(spec: HuggingFaceSpec, names: Iterable[str]) -> TensorOrigins:
+    if not spec.head_features:
+        return {name: name.removeprefix("network.") for name in names}
+    head = "network.classifier."
+    return {name: name.replace(head, f"{HEAD_FILE}.").removeprefix("network.backbone.") for name in names}
 
 
 def known_unused(spec: HuggingFaceSpec) -> Mapping[str, str]:
-    import torch
-
-    if spec.pool != "cls":
-        return {}
-    with torch.device("meta"):
-        read, all_tensors = (backbone_from_spec(replace(spec, pool=pool)).state_dict() for pool in ("cls", "pooler"))
-    return dict.fromkeys(all_tensors.keys() - read.keys(), "--set pool=cls takes the class token before the pooler")
+    reason = "--set pool=cls takes the class token before the pooler"
+    return {r"(.+\.)?pooler\..+": reason} if spec.pool == "cls" else {}
 
 
 def known_images(shapes: Shapes, hints: LoadHints, spec: HuggingFaceSpec) -> KnownImages:
@@ -318,7 +306,6 @@ HUGGING_FACE_FILES = CheckpointSource(
     tensors=tensor_origins,
     known_unused=known_unused,
     images=known_images,
-    taken_from=taken_from,
     own_hints=("pool",),
 )
 

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.families.naive_vit.spec_and_source import NaiveViTSpec
+from gmmvit_deploy.models.families.naive_vit import NaiveViTSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention
 from gmmvit_deploy.models.layers.blocks import PreNormBlock
 from gmmvit_deploy.models.layers.model import Model

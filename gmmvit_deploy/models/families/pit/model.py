@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.families.pit.spec_and_source import PiTSpec
+from gmmvit_deploy.models.families.pit import PiTSpec
 from gmmvit_deploy.models.layers.blocks import Block, layer_norm
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.patches import ShiftedMerging, image_patches

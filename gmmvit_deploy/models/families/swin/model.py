@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.families.swin.spec_and_source import SwinSpec
+from gmmvit_deploy.models.families.swin import SwinSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention
 from gmmvit_deploy.models.layers.blocks import Mlp, layer_norm
 from gmmvit_deploy.models.layers.model import Model

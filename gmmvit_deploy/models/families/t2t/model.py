@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.families.t2t.spec_and_source import T2TSpec
+from gmmvit_deploy.models.families.t2t import T2TSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention, heads_of, projected
 from gmmvit_deploy.models.layers.blocks import Mlp, PreNormBlock, layer_norm
 from gmmvit_deploy.models.layers.model import Model

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ from gmmvit_deploy.models.families.timm.network import network_from_spec, requir
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
-from gmmvit_deploy.models.sources.shapes import MissingTensorError, Shapes, infer_mask, mask_heads
+from gmmvit_deploy.models.sources.shapes import MissingTensorError, Shapes, infer_mask
 from gmmvit_deploy.models.sources.source import HEAD_FILE, CheckpointSource, Conversion, TensorOrigins
 from gmmvit_deploy.models.specs import CHANNELS, Interpolation, MaskSpec
 
@@ -58,6 +58,7 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
     arguments = arguments_of(shapes, hints)
     model_args = dict(arguments.model_args)
     height, width = asked_size(shapes, arguments)
+    shapes.taken_from["image_size"] = arguments.size_from
     channels = _channels(shapes, hints, arguments)
     if channels != 3 or "in_chans" in model_args:
         model_args["in_chans"] = channels
@@ -76,10 +77,6 @@ def infer_spec(shapes: Shapes, hints: LoadHints) -> TimmSpec:
     )
 
 
-def taken_from(shapes: Shapes, hints: LoadHints, spec: TimmSpec) -> Mapping[str, str]:
-    return {"image_size": arguments_of(shapes, hints).size_from}
-
-
 def _mask(shapes: Shapes, hints: LoadHints) -> MaskSpec:
     """Return the mask whose tensors the file holds, under the names of `gmmvit_deploy.timm.add_masks`."""
     parts: dict[str, str] = {}
@@ -91,30 +88,17 @@ def _mask(shapes: Shapes, hints: LoadHints) -> MaskSpec:
     if "decay" in parts:
         return MaskSpec(kind="decay")
     if not parts.keys() & {"alpha", "sigma"}:
-        if hints.closed_form:
-            raise CheckpointError(
-                f"{shapes.source}: --set closed_form=yes, but the file holds no Gaussian mixture (alpha and sigma)",
-                hint="leave --set closed_form out",
-            )
-        return MaskSpec(kind="elm" if "mask" in parts else "plain")
+        return infer_mask(shapes, hints, *(paths or [""]))
     closed = "mask" not in parts
-    if hints.closed_form is False and closed:
+    if hints.closed_form not in (None, closed):
         raise CheckpointError(
-            f"{shapes.source}: --set closed_form=no, but the file holds no stored base mask",
+            f"{shapes.source}: {hints.typed()['closed_form']}, but the file holds "
+            f"{'no' if closed else 'a'} stored base mask",
             hint="leave --set closed_form out: without a stored base, masks of gmmvit_deploy.timm have the closed form",
-        )
-    if hints.closed_form and not closed:
-        raise CheckpointError(
-            f"{shapes.source}: --set closed_form=yes, but the file holds the stored base mask {parts['mask']}.mask",
-            hint="leave --set closed_form out: the model was trained with the stored base mask that the file holds",
         )
     # If the stored base mask of some attention is missing, `checkpoints.loading` names the missing tensor.
     complete = [path for path in paths if closed or f"{path}.mask" in shapes]
-    # An attention with a single head, as in the first stage of some architectures, does not show whether the heads of
-    # the other attentions share the mixture.
-    _, path = max(zip(mask_heads(shapes, complete), complete, strict=True), key=lambda pair: pair[0])
-    mask, _ = infer_mask(shapes, replace(hints, closed_form=closed), path)
-    return mask
+    return infer_mask(shapes, replace(hints, closed_form=closed), *complete)
 
 
 def asked_size(shapes: Shapes, arguments: Arguments) -> tuple[int, int]:
@@ -195,30 +179,11 @@ def _head_classes(shapes: Shapes, hints: LoadHints, head: str) -> int:
     return classes
 
 
-def tensor_origins(spec: TimmSpec) -> TensorOrigins:
-    from gmmvit_deploy.models.families.timm.model import TimmModel
-    from gmmvit_deploy.models.layers.shapes_only import shapes_only
-
-    with shapes_only():
-        state = TimmModel(spec).state_dict()
-    return {name: _file_name(name) for name in state}
+def tensor_origins(spec: TimmSpec, names: Iterable[str]) -> dict[str, str]:
+    return {name: name.removeprefix("network.").replace("linear_head.linear.", f"{HEAD_FILE}.") for name in names}
 
 
-def _file_name(name: str) -> str:
-    if name.startswith("linear_head.linear."):
-        return name.replace("linear_head.linear.", f"{HEAD_FILE}.")
-    return name.removeprefix("network.")
-
-
-def known_unused(spec: TimmSpec) -> Mapping[str, str]:
-    from gmmvit_deploy.models.layers.shapes_only import shapes_only
-
-    with shapes_only():
-        network = network_from_spec(spec)
-    reason = "timm computes this tensor from the sizes of the model"
-    unused = {f"{path}.relative_position_index": reason for path, _ in network.named_modules() if path}
-    unused |= {f"{path}.attn_mask": reason for path, _ in network.named_modules() if path}
-    return unused
+_COMPUTED = {r".+\.(relative_position_index|attn_mask)": "timm computes this tensor from the sizes of the model"}
 
 
 def known_interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation | None:
@@ -374,16 +339,17 @@ def with_present_names(shapes: Shapes, hints: LoadHints) -> dict[str, Tensor] | 
     return result if len(expected - result.keys()) < len(expected - shapes.tensors.keys()) else None
 
 
-def _deit3_origins(spec: TimmSpec) -> TensorOrigins:
-    return {name: re.sub(r"\.ls([12])\.gamma$", r".gamma_\1", str(key)) for name, key in tensor_origins(spec).items()}
+def _deit3_origins(spec: TimmSpec, names: Iterable[str]) -> TensorOrigins:
+    origins = tensor_origins(spec, names)
+    return {name: re.sub(r"\.ls([12])\.gamma$", r".gamma_\1", key) for name, key in origins.items()}
 
 
-def _dinov2_origins(spec: TimmSpec) -> TensorOrigins:
-    plain = tensor_origins(spec)
+def _dinov2_origins(spec: TimmSpec, names: Iterable[str]) -> TensorOrigins:
+    plain = tensor_origins(spec, names)
     origins: dict[str, str | Conversion] = dict(plain)
     if _has_packed_mlp(spec):
         for name, key in plain.items():
-            origins[name] = str(key).replace(".mlp.fc1.", ".mlp.w12.").replace(".mlp.fc2.", ".mlp.w3.")
+            origins[name] = key.replace(".mlp.fc1.", ".mlp.w12.").replace(".mlp.fc2.", ".mlp.w3.")
     if "network.reg_token" in plain:
         origins["network.reg_token"] = "register_tokens"  # noqa: S105 - a key of a state dict
         origins["network.cls_token"] = Conversion(keys=("cls_token", "pos_embed"), convert=_class_token)
@@ -404,12 +370,6 @@ def _has_packed_mlp(spec: TimmSpec) -> bool:
     return bool(sizes) and type(sizes[0]).__name__ == "GluMlp"
 
 
-def _dinov2_unused(spec: TimmSpec) -> Mapping[str, str]:
-    unused = dict(known_unused(spec))
-    unused["mask_token"] = "DINOv2 reads the mask token only in training"  # noqa: S105 - a key of a state dict
-    return unused
-
-
 def _dinov2_interpolation(shapes: Shapes, hints: LoadHints) -> Interpolation:
     return "timm" if "register_tokens" in shapes else "dino"
 
@@ -419,10 +379,9 @@ TIMM_FILES = CheckpointSource(
     signature=(),  # every file: timm builds hundreds of architectures, and the other sources are more specific
     spec=infer_spec,
     tensors=tensor_origins,
-    known_unused=known_unused,
+    known_unused=lambda spec: _COMPUTED,
     interpolation=known_interpolation,
     images=known_images,
-    taken_from=taken_from,
     present_names=with_present_names,
     own_hints=("model_args",),
 )
@@ -431,7 +390,7 @@ DINOV2_FILES = replace(
     name="DINOv2",
     signature=(r"mask_token$", r"cls_token$", r"blocks\.0\.ls1\.gamma$"),
     tensors=_dinov2_origins,
-    known_unused=_dinov2_unused,
+    known_unused=lambda spec: {**_COMPUTED, "mask_token": "DINOv2 reads the mask token only in training"},
     interpolation=_dinov2_interpolation,
     present_names=lambda shapes, hints: None,
 )

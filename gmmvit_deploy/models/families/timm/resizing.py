@@ -188,7 +188,7 @@ class _Resampling:
                 hint=f"add --set interpolation=CODE with the code that trained the model: {', '.join(INTERPOLATIONS)}",
             )
         self.used = True
-        return resample_positions(positions, new, interpolation=self._interpolation, prefix=prefix, old_grid=old)
+        return resample_positions(positions, old, new, interpolation=self._interpolation, prefix=prefix)
 
     def _bias_table(self, path: str, table: Tensor) -> Tensor | None:
         old, new = (_size(getattr(net.get_submodule(path), "window_size", None)) for net in (self._old, self._new))

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 from gmmvit_deploy.models.specs import (
+    INTERPOLATIONS,
     Interpolation,
     MaskKind,
     ModelSpec,
-    interpolation_named,
     plain_json,
     require,
     require_counts,
@@ -63,7 +63,8 @@ class TimmSpec(ModelSpec):
                 len(self.resized_from) == 2, f"resized_from: expected height and width, got {list(self.resized_from)}"
             )
         if self.interpolation is not None:
-            interpolation_named(self.interpolation)
+            known = ", ".join(INTERPOLATIONS)
+            require(self.interpolation in INTERPOLATIONS, f"interpolation: expected one of {known}")
             require(self.resized_from is not None, "interpolation is only for a model that was resized")
 
     @property

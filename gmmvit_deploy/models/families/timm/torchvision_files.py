@@ -15,14 +15,13 @@ The file determines everything but the number of heads and the strides of a conv
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.timm.spec import CONV_STEM_VIT, TimmSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.shapes import Shapes
-from gmmvit_deploy.models.sources.source import CheckpointSource, TensorOrigins
+from gmmvit_deploy.models.sources.source import CheckpointSource, renamed, within
 from gmmvit_deploy.models.specs import MaskSpec
 
 _STEM = r"conv_proj\.conv_bn_relu_(\d+)\."
@@ -34,21 +33,25 @@ _EXAMPLE = (
 _TYPED = ("num_heads", "conv_stem_strides")
 _IN_BLOCK = {
     "norm1": "ln_1",
+    "attn.qkv.weight": "self_attention.in_proj_weight",
+    "attn.qkv.bias": "self_attention.in_proj_bias",
     "attn.proj": "self_attention.out_proj",
+    "attn": "self_attention",
     "norm2": "ln_2",
     "mlp.fc1": "mlp.0",
     "mlp.fc2": "mlp.3",
 }
-_OUTSIDE = {
-    r"patch_embed\.convolutions\.(\d+)\.": r"conv_proj.conv_bn_relu_\1.0.",
-    r"patch_embed\.norms\.(\d+)\.": r"conv_proj.conv_bn_relu_\1.1.",
-    r"patch_embed\.last\.": "conv_proj.conv_last.",
-    r"patch_embed\.proj\.": "conv_proj.",
-    r"norm\.": "encoder.ln.",
-    r"fc_norm\.pre_logits\.": "heads.pre_logits.",
-    r"head\.": "heads.head.",
-    "cls_token$": "class_token",
-    "pos_embed$": "encoder.pos_embedding",
+_NAMES = {
+    "network.patch_embed.convolutions.{}": "conv_proj.conv_bn_relu_{}.0",
+    "network.patch_embed.norms.{}": "conv_proj.conv_bn_relu_{}.1",
+    "network.patch_embed.last": "conv_proj.conv_last",
+    "network.patch_embed.proj": "conv_proj",
+    "network.cls_token": "class_token",
+    "network.pos_embed": "encoder.pos_embedding",
+    **within("network.blocks.{}", "encoder.layers.encoder_layer_{}", _IN_BLOCK),
+    "network.norm": "encoder.ln",
+    "network.fc_norm.pre_logits": "heads.pre_logits",
+    "network.head": "heads.head",
 }
 
 
@@ -114,35 +117,11 @@ def _stem(shapes: Shapes, hints: LoadHints) -> tuple[list[list[int]], int]:
     return stem, channels
 
 
-def tensor_origins(spec: TimmSpec) -> TensorOrigins:
-    import torch
-
-    from gmmvit_deploy.models.families.timm.model import TimmModel
-
-    with torch.device("meta"):
-        state = TimmModel(spec).state_dict()
-    return {name: _file_name(name.removeprefix("network.")) for name in state}
-
-
-def _file_name(name: str) -> str:
-    """Return torchvision's name for timm's name of a tensor."""
-    if match := re.match(r"blocks\.(\d+)\.(.+)\.(weight|bias)$", name):
-        index, layer, part = match.groups()
-        start = f"encoder.layers.encoder_layer_{index}"
-        if layer == "attn.qkv":
-            return f"{start}.self_attention.in_proj_{part}"
-        return f"{start}.{_IN_BLOCK[layer]}.{part}"
-    for ours, theirs in _OUTSIDE.items():
-        if re.match(ours, name):
-            return re.sub(ours, theirs, name)
-    return name
-
-
 TORCHVISION_FILES = CheckpointSource(
     name="torchvision's VisionTransformer",
     signature=(r"class_token$", r"conv_proj\.", _LAYER),
     spec=infer_spec,
-    tensors=tensor_origins,
+    tensors=lambda spec, names: renamed(names, _NAMES),
     interpolation=lambda shapes, hints: "torchvision",
     own_hints=("model_args",),
 )

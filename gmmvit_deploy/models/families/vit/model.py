@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.families.vit.spec_and_source import ViTSpec
+from gmmvit_deploy.models.families.vit import ViTSpec
 from gmmvit_deploy.models.layers.blocks import Block, layer_norm
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.layers.patches import PatchEmbedding, ShiftedPatches

@@ -13,7 +13,7 @@ from gmmvit_deploy.models.families.family import Mistake
 from gmmvit_deploy.models.families.vit_pytorch.folding import centre_head_mixing
 from gmmvit_deploy.models.families.vit_pytorch.model import VitPytorch
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.scores.heads import CentredHeadNorm, HeadMixing
+from gmmvit_deploy.models.scores.heads import CentredHeadNorm, transpose_mixings
 
 
 def _other_pooling(model: Model) -> bool:
@@ -23,15 +23,8 @@ def _other_pooling(model: Model) -> bool:
     return True
 
 
-def _mixing_transposed(model: Model) -> bool:
-    mixings = [module for module in model.modules() if isinstance(module, HeadMixing)]
-    for mixing in mixings:
-        mixing.transpose()
-    return bool(mixings)
-
-
 def _centred_mixing_transposed(model: Model) -> bool:
-    return bool(centre_head_mixing(model)) and _mixing_transposed(model)
+    return bool(centre_head_mixing(model)) and transpose_mixings(model, "after")
 
 
 def _division(deviation: Callable[[CentredHeadNorm, Tensor], Tensor | float]) -> Callable[[Model], bool]:
@@ -63,7 +56,7 @@ def _over_the_keys(norm: CentredHeadNorm, scores: Tensor) -> Tensor:
 
 MISTAKES: tuple[Mistake, ...] = (
     ("class token and mean of the tokens exchanged in the pooling", _other_pooling),
-    ("the head mixing transposed", _mixing_transposed),
+    ("the head mixing transposed", lambda model: transpose_mixings(model, "after")),
     ("the head mixing transposed after folding has centred the head mixing", _centred_mixing_transposed),
     ("no division by the standard deviation over the heads", _division(_undivided)),
     ("a division by the root mean square over the keys in place of the heads", _division(_over_the_keys)),

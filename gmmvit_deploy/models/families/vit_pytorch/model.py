@@ -33,7 +33,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gmmvit_deploy.inference.precision import Role
-from gmmvit_deploy.models.families.vit_pytorch.spec_and_source import EmbeddingKind, VitPytorchSpec
+from gmmvit_deploy.models.families.vit_pytorch import EmbeddingKind, VitPytorchSpec
 from gmmvit_deploy.models.layers.attention import MaskedAttention, ReAttention
 from gmmvit_deploy.models.layers.blocks import PreNormBlock, layer_norm
 from gmmvit_deploy.models.layers.model import Model

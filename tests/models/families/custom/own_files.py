@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gmmvit_deploy.files.writing import sha256_of_bytes
-from gmmvit_deploy.models.families.custom import model, spec
-from gmmvit_deploy.models.families.custom.spec import OwnFile
+from gmmvit_deploy.models.families import custom
+from gmmvit_deploy.models.families.custom import OwnFile, model
 from tests.documented import PAGES, blocks
 
 IMAGE = ("--image-size", "16", "--set", "channels=3")
@@ -108,5 +108,5 @@ def save_weights(source: Path, path: Path, *, prefix: str = "", cls: str = "Net"
 
 def forget_files(patch: pytest.MonkeyPatch) -> None:
     """Withdraw every permission of this process, as if a new process had started."""
-    patch.setattr(spec, "_PERMITTED", {})
+    patch.setattr(custom, "_PERMITTED", {})
     patch.setattr(model, "_MODULES", {})

@@ -17,7 +17,7 @@ from gmmvit_deploy.checkpoints.own_class import permit_class_of
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
 from gmmvit_deploy.models.families import CUSTOM, family_of, model_from_spec, spec_from_json
-from gmmvit_deploy.models.families.custom.spec import CustomSpec
+from gmmvit_deploy.models.families.custom import CustomSpec
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
