@@ -29,8 +29,7 @@ from benchmarks.shared.cpu_programs import HAS_BF16
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.places import BENCHMARKS, FAMILIES, RESULTS, ROOT
 from benchmarks.shared.results import cross_of, interval, table
-from gmmvit_deploy.inference.cores import allowed_processors
-from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.cores import allowed_processors, int8_saturates
 
 _ROUNDS = 4
 _PROGRAMS = ("straight openvino", "openvino+kernels", *(() if int8_saturates() else ("openvino+kernels:int8",)))

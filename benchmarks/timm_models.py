@@ -52,7 +52,7 @@ from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle
 from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.declared import declared_role
-from gmmvit_deploy.inference.matcher import Refusal, attentions_in_onnx, summary_of
+from gmmvit_deploy.inference.matcher import Refusal, attentions_in, summary_of
 from gmmvit_deploy.inference.openvino_program import OpenVinoProgram
 from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.measure.statistics import ratio
@@ -61,7 +61,7 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.parity.measures import ErrorMeasure, distance
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx, session_from_onnx
-from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
+from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph, read_graph
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.uneven_attention import attention_effects
 
@@ -155,7 +155,7 @@ def checks_of(exported: Exported) -> dict[str, Any]:
     effects = [effect / limit for effect in attention_effects(exported.model(), images[:4])]
     if effects and not min(effects) > MIN_EFFECT:
         raise SystemExit(f"{exported.name}: {effects} limits, expected more than {MIN_EFFECT:g} for each attention")
-    matches = attentions_in_onnx(bundle.onnx_path.read_bytes())
+    matches = attentions_in(read_graph(bundle.onnx_path))
     return {
         "nodes": len(model.graph),
         "straight_nodes": len(ir.load(exported.straight()).graph),

@@ -55,12 +55,6 @@ def bench(
         "Also measure the machine's peak compute and memory rates, and report how close each runner comes.",
         default=True,
     ),
-    waterfall: bool = _MEASUREMENT.flag(
-        "--waterfall/--no-waterfall",
-        "Also time a single image with each runner. For a server, show the parts of this time: queue, input, "
-        "computation, output and the rest.",
-        default=True,
-    ),
     output: Path | None = OUTPUT.option("FILE.json", "Write the result with a run card: machine, versions, settings."),
     report: Path | None = REPORT,
     force: bool = OUTPUT.flag("--force", "Replace the result and the report if they exist."),

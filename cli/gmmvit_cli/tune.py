@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
 
 import typer
 
@@ -18,7 +17,6 @@ EXAMPLE = """gmmvit tune bundle --bound-ms 20
 gmmvit tune bundle --bound-ms 20 --runner onnxruntime,openvino+kernels:bf16"""
 
 _SEARCH = Panel("Search")
-_Protocol = Literal["grpc", "http"]
 
 
 def _runners(text: str) -> tuple[RunnerName, ...]:
@@ -41,9 +39,6 @@ def tune(
         parser=_runners,
         show_default="the choice of gmmvit optimize or gmmvit export for this machine",
     ),
-    protocol: _Protocol = _SEARCH.option(
-        "NAME", "Protocol of the measured requests: grpc or http.", default="grpc", names=get_args(_Protocol)
-    ),
     name: str = MODEL_NAME,
     out: Path = output_option("REPOSITORY", "Folder to write the repository to.", default=Path("model_repository")),
     force: bool = FORCE,
@@ -64,7 +59,7 @@ def tune(
         print_json(result.to_json())
         return
     head = ("settings", "requests/s within the limit", "p99 at this rate", "images/s without the limit", "remark")
-    print_table(head, settings_table(result.trials), title=f"p99 within {bound_ms:g} ms, {protocol}")
+    print_table(head, settings_table(result.trials), title=f"p99 within {bound_ms:g} ms, over gRPC")
     for line in result.notes:
         note(line)
     note(f"measurements: {out / TUNING_FILE}")

@@ -32,7 +32,6 @@ class Share:
     runner: str
     batch: int
     share: float
-    min_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,10 +79,8 @@ class BenchReport:
         for cell in self.cells:
             line = lines.get((cell.precision, cell.device))
             if cell.scenario != "Offline" and cell.batch in works and line is not None:
-                min_ms = line.min_ms(works[cell.batch])
-                measured.append(
-                    Share(runner=cell.runner, batch=cell.batch, share=min_ms / cell.median_ms, min_ms=min_ms)
-                )
+                share = line.min_ms(works[cell.batch]) / cell.median_ms
+                measured.append(Share(runner=cell.runner, batch=cell.batch, share=share))
         return measured
 
     def to_json(self) -> dict[str, Any]:
@@ -112,7 +109,6 @@ class BenchReport:
                 }
                 for compared, first, ratio in ratios(self.cells)
             ],
-            "work": [_work(work) for work in self.works],
             "rooflines": [_roofline(line) for line in self.rooflines],
             "shares": [asdict(share) for share in self.shares()],
             "waterfall": [asdict(step) for step in self.steps],
@@ -127,7 +123,6 @@ _WRONG = "answers were wrong"
 def reasons_against(
     cells: Sequence[Cell], loads: Sequence[LoadSearch], before: MachineState, after: MachineState
 ) -> list[str]:
-    """Return every reason why a run is invalid."""
     reasons = []
     for name, outputs in [
         *((cell.name, cell.outputs) for cell in cells),
@@ -202,13 +197,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
         if cell.scenario != "Offline"
         else [],
         "outputs": {**asdict(cell.outputs), "right": cell.outputs.right},
-        "complaints": cell.complaints,
     }
-
-
-def _work(work: NetworkWork) -> dict[str, Any]:
-    products = [{"shape": shape, "times": times} for shape, times in work.products.items()]
-    return {**asdict(work), "products": products}
 
 
 def _roofline(line: Roofline) -> dict[str, Any]:
@@ -219,6 +208,4 @@ def _roofline(line: Roofline) -> dict[str, Any]:
         "library": line.best.library,
         "shape": line.best.shape,
         "bandwidth_gb_s": line.bandwidth / 1e9,
-        "absent": line.absent,
-        "rates": [asdict(rate) for rate in line.rates],
     }

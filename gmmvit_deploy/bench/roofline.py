@@ -51,20 +51,12 @@ class NetworkWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """The measured rates of this machine in a precision.
-
-    bandwidth: bytes a second.  absent: the libraries that are missing, or do not multiply in this precision.
-    """
+    """What this machine reaches in a precision.  best: the highest rate.  bandwidth: bytes a second."""
 
     precision: Precision
     device: Device
-    rates: tuple[ProductRate, ...]
+    best: ProductRate
     bandwidth: float
-    absent: tuple[str, ...]
-
-    @property
-    def best(self) -> ProductRate:
-        return max(self.rates, key=lambda product: product.gflops)
 
     def min_ms(self, work: NetworkWork) -> float:
         computing = work.operations / (self.best.gflops * 1e9)
@@ -121,29 +113,24 @@ def measured_roofline(
 ) -> Roofline | None:
     """Measure the rate of each library on each matrix product; None if none multiplies in this precision.
 
-    seen: an earlier measurement, whose rates count where they are higher.
+    seen: an earlier measurement, which counts where it is higher.
     """
     makers = libraries(precision, device)
-    rates = {(product.library, product.shape): product for product in (seen.rates if seen else ())}
-    absent = set()
+    rates = [] if seen is None else [seen.best]
     for shape in dict.fromkeys(shape for work in works for shape in work.products):
         for library, make in makers.items():
             try:
                 program = make(shape)
-            except Exception:  # the library is missing, or does not compute this matrix product on this machine
-                absent.add(library)
+            except Exception:  # noqa: S112 - the library is missing, or does not compute this product here
                 continue
-            measured = ProductRate(library=library, shape=shape, gflops=rate(program, shape, device))
-            earlier = rates.get((library, shape), measured)
-            rates[library, shape] = max(earlier, measured, key=lambda product: product.gflops)
+            rates.append(ProductRate(library=library, shape=shape, gflops=rate(program, shape, device)))
     if not rates:
         return None
     return Roofline(
         precision=precision,
         device=device,
-        rates=tuple(rates.values()),
+        best=max(rates, key=lambda product: product.gflops),
         bandwidth=max(bandwidth(device), seen.bandwidth if seen else 0.0),
-        absent=tuple(sorted(absent)),
     )
 
 

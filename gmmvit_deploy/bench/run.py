@@ -43,7 +43,6 @@ class BenchOptions:
     samples: int = 256
     bound_ms: float | None = None
     roofline: bool = True
-    waterfall: bool = True
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -91,7 +90,7 @@ def _measured(bundle: Bundle, runners: Sequence[Runner], options: BenchOptions, 
     before = machine_state()
     lines = measured_rooflines(works, targets, on_progress=on_progress)
     cells = measure(runners, inputs, expected, options.plan, on_progress=on_progress)
-    steps = waterfall(bundle, runners, inputs, pixels) if options.waterfall else []
+    steps = waterfall(bundle, runners, inputs, pixels)
     loads = []
     if options.bound_ms is not None:
         for runner in runners:
@@ -129,8 +128,6 @@ def _skipped(
         for batch in options.plan.batches:
             if not runner.takes(batch):
                 yield f"{runner.label}: batch {batch}: the runner takes {_batches(runner)}"
-    if not options.waterfall:
-        yield "waterfall of a single image: not requested"
     if options.bound_ms is None:
         yield "random arrivals: no latency bound was given (--bound-ms)"
     if not options.roofline:
@@ -179,5 +176,5 @@ def _inputs(bundle: Bundle, options: BenchOptions) -> tuple[NDArray[Any], NDArra
             f"{images.name} has {len(inputs)} distinct images; expected at least the largest batch, "
             f"{max(options.plan.batches)}"
         )
-    pixels = np.stack([images.pixels(int(index), bundle.manifest.image) for index in stream.usable()])
+    pixels = np.stack([images.pixels(index, bundle.manifest.image) for index in stream.taken])
     return inputs, pixels, {"name": images.name, "samples": len(inputs), "sha256": stream.sha256}

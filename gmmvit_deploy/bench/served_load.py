@@ -27,7 +27,6 @@ class LoadPoint:
 
     rate: float
     queries: int
-    p50_ms: float
     p99_ms: float
     holds: bool
 
@@ -83,9 +82,9 @@ def search_rate(
             ),
         )
         answers.add(run.indices, run.outputs)
-        p50, p99 = (nearest_rank(run.latencies_ms, share) for share in (0.5, 0.99))
+        p99 = nearest_rank(run.latencies_ms, 0.99)
         queries = len(run.latencies_ms)
-        points.append(LoadPoint(rate=rate, queries=queries, p50_ms=p50, p99_ms=p99, holds=p99 <= bound_ms))
+        points.append(LoadPoint(rate=rate, queries=queries, p99_ms=p99, holds=p99 <= bound_ms))
         return points[-1]
 
     best: LoadPoint | None = None

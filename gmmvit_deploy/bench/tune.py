@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -52,7 +52,6 @@ class TuneOptions:
     """
 
     bound_ms: float
-    protocol: Literal["grpc", "http"] = "grpc"
     runners: tuple[RunnerName, ...] | None = None
     name: str = "gmmvit"
 
@@ -102,7 +101,6 @@ class Tuning:
         data = {
             "format": _FORMAT,
             "bound_ms": self.options.bound_ms,
-            "protocol": self.options.protocol,
             "best": _described(best),
             "rate": best.rate,
             "peak_bytes": best.peak_bytes,
@@ -198,17 +196,19 @@ def _trial(
     ports = ServerOptions(http_port=0, grpc_port=0, metrics_port=0)
     with temporary_folder("tune") as folder:
         repository = repository_from_bundle(bundle, folder / "models", settings)
-        with TritonServer(repository.path, install=find_server(on_progress=on_progress), options=ports) as server:
-            url = server.grpc_url if options.protocol == "grpc" else server.http_url
-            with TritonRunner(bundle, url, model=settings.name) as runner:
-                runner.rows(inputs)
-                batch = min(_CLIENT_BATCH, runner.max_batch)
-                everything = Work(scenario="Offline", inputs=inputs, queries=4 * len(inputs), batch=batch, callers=4)
-                full_rate = max(drive(runner.run, everything).samples_per_second for _ in range(2))
-                load = search_rate(
-                    runner, inputs, expected, bound_ms=options.bound_ms, max_rate=full_rate, on_progress=on_progress
-                )
-                peak = peak_bytes((server.pid, *(worker.pid for worker in server.workers)))
+        install = find_server(on_progress=on_progress)
+        with (
+            TritonServer(repository.path, install=install, options=ports) as server,
+            TritonRunner(bundle, server.grpc_url, model=settings.name) as runner,
+        ):
+            runner.rows(inputs)
+            batch = min(_CLIENT_BATCH, runner.max_batch)
+            everything = Work(scenario="Offline", inputs=inputs, queries=4 * len(inputs), batch=batch, callers=4)
+            full_rate = max(drive(runner.run, everything).samples_per_second for _ in range(2))
+            load = search_rate(
+                runner, inputs, expected, bound_ms=options.bound_ms, max_rate=full_rate, on_progress=on_progress
+            )
+            peak = peak_bytes((server.pid, *(worker.pid for worker in server.workers)))
     return Trial(settings=settings, full_rate=full_rate, load=load, peak_bytes=peak)
 
 

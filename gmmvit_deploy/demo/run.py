@@ -263,7 +263,7 @@ def _benched(bundle: Bundle, names: Sequence[str], server: TritonServer, page: P
 
 
 def _accuracies(report: ParityReport) -> dict[str, float]:
-    top1 = {runner.runner: runner.check("accuracy").details["top1"] for runner in report.runners}
+    top1 = {runner.runner.name: runner.check("accuracy").details["top1"] for runner in report.runners}
     return {f"{name}, by parity": numbers["runner"] for name, numbers in top1.items()}
 
 

@@ -37,7 +37,7 @@ from gmmvit_deploy.files.leftovers import temporary_folder
 from gmmvit_deploy.files.writing import new_file, require_free_file, sha256_of_file
 from gmmvit_deploy.graphs.masks import changes_of
 from gmmvit_deploy.graphs.weights import files_of, write_graph
-from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.cores import int8_saturates
 from gmmvit_deploy.inference.precision import CALIBRATED, PRECISIONS, QUANTIZED, SPECS, Precision, graph_precision
 from gmmvit_deploy.inference.runner_name import with_form
 from gmmvit_deploy.precision_names import precision_from, precisions_from

@@ -1,4 +1,4 @@
-"""Count the cores that this process may use: the smaller of its affinity and the quota of its cgroup.
+"""Count the cores that this process may use, the smaller of its affinity and the quota of its cgroup, and name them.
 
 A container with a quota of 2 cores on a machine with 64 cores sees all 64. With 64 threads, it would use up its quota
 in a thirty-second of each period, and then stand still until the next period.
@@ -18,6 +18,7 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 _ROOT = Path("/")
+_CPUINFO = Path("/proc/cpuinfo")
 _PRODUCT_FLAGS = (
     "fma",
     "avx2",
@@ -137,8 +138,7 @@ def _quota(folder: Path) -> float | None:
 
 
 def cpu_name() -> str:
-    """Return the processor's model name."""
-    names = (line.partition(":")[2].strip() for line in lines(Path("/proc/cpuinfo")) if line.startswith("model name"))
+    names = (line.partition(":")[2].strip() for line in lines(_CPUINFO) if line.startswith("model name"))
     return next(names, platform.processor())
 
 
@@ -148,9 +148,27 @@ def cpu_features() -> list[str]:
     return [flag for flag in _PRODUCT_FLAGS if flag in present]
 
 
-def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str] | None:
+def cpu_flags(cpuinfo: Path = _CPUINFO) -> list[str] | None:
     """Return the processor's flags; None if the file has no line of flags, as on ARM, or cannot be read."""
     return next((line.partition(":")[2].split() for line in lines(cpuinfo) if line.startswith("flags")), None)
+
+
+def has_vnni(cpuinfo: Path = _CPUINFO) -> bool | None:
+    """Return whether this CPU multiplies int8 values into 32 bits; None if ``/proc/cpuinfo`` does not say."""
+    flags = cpu_flags(cpuinfo)
+    return None if flags is None else not {"avx512_vnni", "avx_vnni"}.isdisjoint(flags)
+
+
+def int8_saturates(cpuinfo: Path = _CPUINFO) -> str:
+    """Return why sums of int8 products may saturate on this CPU; empty if they cannot, or if this is not known.
+
+    Without VNNI, runtimes on x86-64 usually multiply int8 values with ``vpmaddubsw``, which adds two products in 16
+    bits. A sum beyond ±32767 saturates, and the logits are wrong although the graph is right. ONNX Runtime has a
+    setting against it (`onnxruntime_program`), OpenVINO has none.
+    """
+    if has_vnni(cpuinfo) is not False:
+        return ""
+    return "this CPU has no VNNI, so pairs of int8 products are added in 16 bits, which can saturate"
 
 
 def lines(path: Path) -> list[str]:

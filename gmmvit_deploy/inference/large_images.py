@@ -172,7 +172,6 @@ class Decoder:
         return _read(received, 1), _read_sized(received)
 
     def close(self) -> None:
-        """End the process."""
         process, self._process = self._process, None
         if process is not None:
             for stream in (process.stdin, process.stdout):
@@ -211,7 +210,6 @@ def return_memory() -> None:
 
 
 def main() -> None:
-    """Decode images from stdin until its end."""
     with contextlib.suppress(OSError):  # a container may forbid the system call; the decoder then runs as the others
         os.nice(NICENESS)
     target = json.loads(sys.argv[1])

@@ -135,16 +135,6 @@ def attentions_in(model: Any) -> list[MatchedAttention | Refusal]:
     return matches
 
 
-def attentions_in_onnx(graph: bytes) -> list[MatchedAttention | Refusal]:
-    """Return the same as `attentions_in` for a serialised ONNX graph.
-
-    Errors: ImportError without OpenVINO.  RuntimeError when OpenVINO cannot read the graph.
-    """
-    import openvino
-
-    return attentions_in(openvino.Core().read_model(graph))
-
-
 def summary_of(matches: Sequence[MatchedAttention | Refusal]) -> str:
     """Return for example ``3 of 4; not: blocks.3.attention (it mixes 20 heads, expected at most 16)``."""
     by_reason: dict[str, list[str]] = {}

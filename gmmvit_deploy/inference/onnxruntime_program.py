@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .cores import cores, is_limited
-from .int8_products import has_vnni
+from .cores import cores, has_vnni, is_limited
 
 ROWS_A_CORE = 4
 """The maximum number of rows in a chunk, unless the caller gives another size."""
@@ -25,7 +24,7 @@ pauses between the operators of an image. ONNX Runtime's default is about 40 ms,
 the core."""
 _EXACT_INT8 = {"session.x64quantprecision": "1"}
 """For CPUs without VNNI, and for CPUs whose flags are not known. Without VNNI, ONNX Runtime by default adds products of
-int8 in pairs, in 16 bits, where a sum can saturate (`int8_products`). With this setting, ONNX Runtime stores the
+int8 in pairs, in 16 bits, where a sum can saturate (`cores.int8_saturates`). With this setting, ONNX Runtime stores the
 weights as uint8 and adds in 32 bits. With VNNI, the setting would only make an int8 network slower."""
 
 

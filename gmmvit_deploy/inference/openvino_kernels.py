@@ -109,10 +109,6 @@ class Kernels:
         model.validate_nodes_and_infer_types()
         return len(forms), summary
 
-    def unused(self, attentions: str) -> str:
-        """Return why the kernels replace no operator of a model.  attentions: the summary of `fuse_attention`."""
-        return f"our kernel takes no attention of this graph: {attentions}"
-
     def fuse_norms(self, model: Any) -> int:
         """Replace the LayerNorms of an OpenVINO model whose outputs are all quantised; return their number.
 

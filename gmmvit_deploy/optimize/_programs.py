@@ -60,7 +60,7 @@ def refuse_overlap(bundle: Bundle, calibration: str, gate: ImageStream) -> None:
         if both:
             raise InputError(
                 f"--calibration {calibration}: {both} of its {images.count} images are also among the "
-                f"{gate.handed_out} images of --data; int8 fits the images that calibrated it better than others, so "
+                f"{len(gate.taken)} images of --data; int8 fits the images that calibrated it better than others, so "
                 "they cannot judge it",
                 hint="give --calibration images of training, and --data images that are in no other split",
             )

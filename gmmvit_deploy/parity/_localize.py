@@ -95,7 +95,6 @@ def last_tensors(graph: ir.Graph, names: Iterable[str]) -> dict[str, str]:
 
 
 def _outputs(model: Model, names: Iterable[str], tensors: torch.Tensor) -> dict[str, NDArray[Any]]:
-    """Return the output of each named module, and the logits."""
     caught: dict[str, NDArray[Any]] = {}
 
     def catch(name: str) -> Any:

@@ -96,8 +96,7 @@ class PreprocessingCheck(RunnerCheck):
         stream, reference = self.run.stream, self.run.reference
         if stream is None or reference is None:
             return ()
-        usable = stream.usable()
-        chosen = usable[:: max(1, len(usable) // _MAX_SENT)][:_MAX_SENT]
+        chosen = stream.taken[:: max(1, len(stream.taken) // _MAX_SENT)][:_MAX_SENT]
         pixels = np.stack([stream.images.pixels(index, self.bundle.manifest.image) for index in chosen])
         inputs = self.bundle.inputs_from_pixels(pixels)
         exact = reference.logits(inputs)[1] if self.graph is None else self.graph.logits(inputs)
@@ -152,7 +151,6 @@ def expected_of_golden(bundle: Bundle, of_graph: QuantisedGraph | None) -> NDArr
 
 
 def _encoded(golden: GoldenSet, size: int) -> Iterator[NDArray[Any]]:
-    """Yield the encoded golden images in batches of ``size``."""
     images = np.array([[image] for image in golden.images], dtype=np.object_)
     return (images[start : start + max(1, size)] for start in range(0, len(images), max(1, size)))
 

@@ -75,8 +75,6 @@ def classes_of(data: Sequence[str], labels: Sequence[str], source: str) -> Class
 
 
 class Accuracy:
-    """Count correct and wrong predictions of PyTorch and of a runner, batch by batch."""
-
     def __init__(self, labels: Sequence[str], classes: Classes) -> None:
         count = len(labels)
         self._labels, self._classes = distinct_names(labels), classes

@@ -98,7 +98,7 @@ class TrainedAccuracy:
         wrong = np.flatnonzero(~right)
         if mcnemar(0, len(wrong), tries=len(others)) >= LEVEL:
             return
-        indices = np.array(stream.usable())[sample]
+        indices = np.array(stream.taken)[sample]
         first = wrong[evenly_spaced(len(wrong), _TRIED_FIRST)]
         corrected = []
         for number, other in enumerate(others):

@@ -81,5 +81,4 @@ def skipped_check(name: str, why: str) -> Check:
 
 
 def joined(names: list[str]) -> str:
-    """Join names with commas, and with "and" before the last."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -177,10 +177,7 @@ def _report(tested: RunnerUnderTest) -> RunnerReport:
     tested.close()
     batch = next(check for check in checks if check.name == DecisionsCheck.name).details.get("batch", tested.batches[0])
     return RunnerReport(
-        runner=runner.name,
-        precision=runner.precision,
-        form=runner.form,
-        cascade=runner.record is not None,
+        runner=runner.runner_name,
         batches=tested.batches,
         provenance=runner.provenance(),
         checks=checks,

@@ -33,16 +33,7 @@ def _checked(bundle: Bundle, parity: ParityReport) -> Check | None:
     chosen, best = choose_runner(bundle), choice.passed[0]
     runner = chosen.runner
     changed = changed_versions(choice, runner)
-    report = next(
-        (
-            of_runner
-            for of_runner in parity.runners
-            if (of_runner.runner, of_runner.precision, of_runner.cascade)
-            == (runner.name, runner.precision, runner.cascade)
-            and runner.form in ("", of_runner.form)
-        ),
-        None,
-    )
+    report = next((each for each in parity.runners if runner in (each.runner, replace(each.runner, form=""))), None)
     same_images = (parity.data or {}).get("sha256") == images.sha256
     judgement = judgement_of(report, gate) if report is not None and same_images else Judgement()
     now = judgement.judged.value if judgement.judged is not None else None

@@ -56,9 +56,9 @@ class ImageStream:
     """Batches of the distinct images of a data set.  Iterate over a stream only once.
 
     limit: the number of images to read, spread evenly over the data; None reads all images.
-    broken: (image, reason) for the first images that could not be decoded.
-    broken_indices: the indices of all of them.  copy_indices: those of images with the pixels of an earlier one.
-    handed_out, sha256: the number of images yielded so far, and the hash of their pixels.
+    taken, sha256: the indices of the images yielded so far, in the order of the batches, and the hash of their pixels.
+    copies: the number of images left out so far, because they have the pixels of an earlier one.
+    broken_count: the number of images that could not be decoded.  broken: (image, reason) for the first of them.
     """
 
     bundle: Bundle
@@ -67,9 +67,9 @@ class ImageStream:
     limit: int | None = None
     on_broken: OnBroken = "fail"
     broken: list[tuple[str, str]] = field(default_factory=list)
-    broken_indices: set[int] = field(default_factory=set)
-    copy_indices: set[int] = field(default_factory=set)
-    handed_out: int = 0
+    broken_count: int = 0
+    copies: int = 0
+    taken: list[int] = field(default_factory=list)
     _digest: Any = field(default_factory=hashlib.sha256)
     _hashes: set[str] = field(default_factory=set)
 
@@ -89,21 +89,16 @@ class ImageStream:
     @property
     def done(self) -> int:
         """The number of images of `count` that were read so far."""
-        return self.handed_out + len(self.broken_indices) + len(self.copy_indices)
-
-    def usable(self) -> list[int]:
-        """Return the indices of the images that were handed out, in the order of the batches."""
-        left_out = self.broken_indices | self.copy_indices
-        return [index for index in map(int, self.indices()) if index not in left_out]
+        return len(self.taken) + self.broken_count + self.copies
 
     def described(self) -> dict[str, Any]:
         return {
             "name": self.images.name,
-            "images": self.handed_out,
+            "images": len(self.taken),
             "of": len(self.images),
             "sha256": self.sha256,
-            "copies": len(self.copy_indices),
-            "broken": len(self.broken_indices),
+            "copies": self.copies,
+            "broken": self.broken_count,
             "broken_images": [{"image": where, "why": why} for where, why in self.broken],
             "left_out": [asdict(kind) for kind in self.images.left_out],
         }
@@ -121,7 +116,7 @@ class ImageStream:
                 continue
             (digest,) = image_hashes(decoded[None])
             if digest in self._hashes:
-                self.copy_indices.add(index)
+                self.copies += 1
                 continue
             self._hashes.add(digest)
             pixels.append(decoded)
@@ -131,7 +126,7 @@ class ImageStream:
                 pixels, taken = [], []
         if taken:
             yield self._made(pixels, taken)
-        if not self.handed_out:
+        if not self.taken:
             raise InputError(f"{self.images.name}: all {self.count} images are broken, so parity has no image to check")
 
     def _note_broken(self, index: int, exc: ImageError) -> None:
@@ -139,7 +134,7 @@ class ImageStream:
             raise ImageError(
                 str(exc), hint="remove the broken image, or add --on-broken skip to leave broken images out"
             ) from exc
-        self.broken_indices.add(index)
+        self.broken_count += 1
         if len(self.broken) < _NAMED_BROKEN:
             where = self.images.where(index)
             self.broken.append((where, str(exc).removeprefix(f"{where}: ")))
@@ -147,7 +142,7 @@ class ImageStream:
     def _made(self, pixels: list[NDArray[Any]], taken: list[int]) -> Batch:
         stacked = np.stack(pixels)
         self._digest.update(stacked.tobytes())
-        self.handed_out += len(taken)
+        self.taken += taken
         return Batch(
             inputs=self.bundle.inputs_from_pixels(stacked),
             where=tuple(self.images.where(index) for index in taken),

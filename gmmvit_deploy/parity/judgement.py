@@ -61,7 +61,7 @@ def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
 
 
 def _cannot_differ(report: RunnerReport) -> bool:
-    return report.precision == "fp32" or bool(report.check("decisions").details.get("by_margins"))
+    return report.runner.precision == "fp32" or bool(report.check("decisions").details.get("by_margins"))
 
 
 def wrong_labels_in(stream: ImageStream, reference: Reference) -> str:

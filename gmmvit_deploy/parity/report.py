@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gmmvit_deploy.counts import counted
 from gmmvit_deploy.images.data.files import LeftOutKind, left_out_text
 from gmmvit_deploy.inference.answer_counts import AnswerCounts
-from gmmvit_deploy.inference.precision import QUANTIZED, Form, Precision
+from gmmvit_deploy.inference.precision import QUANTIZED
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.parity._verdict import Check, Verdict, joined, overall
 from gmmvit_deploy.reports.reporting import plain
@@ -44,19 +44,15 @@ class RunnerReport:
     points: three arrays (N,): the margins of the predicted classes, the largest errors of a logit, and True for a flip.
     """
 
-    runner: str
-    precision: Precision
+    runner: RunnerName
     batches: tuple[int, ...]
     provenance: Mapping[str, str]
     checks: tuple[Check, ...]
     points: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
-    form: Form = ""
-    cascade: bool = False
 
     @property
     def name(self) -> str:
-        """The runner with its precision and form, as after ``--runner``, such as ``openvino:int8-static``."""
-        return str(replace(RunnerName.parse(self.runner, self.precision), form=self.form, cascade=self.cascade))
+        return str(self.runner)
 
     @property
     def verdict(self) -> Verdict:
@@ -137,7 +133,7 @@ class ParityReport:
     def undecided(self, options: Iterable[str]) -> list[str]:
         """Return ``option: runner: reason`` for each option of `GATES` that could not be decided for a runner."""
         return [
-            f"{option}: {runner.runner}: {'; '.join(check.reasons)}"
+            f"{option}: {runner.runner.name}: {'; '.join(check.reasons)}"
             for option in options
             for runner in self.runners
             for check in [runner.check(GATES[option])]
@@ -147,7 +143,9 @@ class ParityReport:
     @property
     def not_judged(self) -> bool:
         """True if there is an int8 or fp8 graph that no image of the data judged."""
-        return any(one.precision in QUANTIZED and one.check("stages").verdict == "undecided" for one in self.runners)
+        return any(
+            one.runner.precision in QUANTIZED and one.check("stages").verdict == "undecided" for one in self.runners
+        )
 
     def failures(self) -> list[str]:
         """Return `reasons` of all failed checks."""
@@ -179,9 +177,9 @@ class ParityReport:
             "checks": [asdict(check) for check in self.checks],
             "runners": [
                 {
-                    "runner": runner.runner,
-                    "precision": runner.precision,
-                    "cascade": runner.cascade,
+                    "runner": runner.runner.name,
+                    "precision": runner.runner.precision,
+                    "cascade": runner.runner.cascade,
                     "batches": list(runner.batches),
                     "provenance": dict(runner.provenance),
                     "verdict": runner.verdict,

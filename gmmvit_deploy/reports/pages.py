@@ -118,7 +118,6 @@ def _numeric_columns(rows: Sequence[Sequence[str | VerdictWord]]) -> list[bool]:
 
 
 def png(image: Image.Image) -> bytes:
-    """Return an image as a PNG file."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

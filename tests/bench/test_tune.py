@@ -14,7 +14,7 @@ from gmmvit_deploy.bench import tune as tuning
 from gmmvit_deploy.bench.tune import TUNING_FILE, TuneOptions, tune
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, OutputError
-from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.cores import int8_saturates
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
@@ -95,7 +95,6 @@ def test_what_is_there_is_kept(bundle: Bundle, tmp_path: Path, gmmvit: Callable[
         (("--bound-ms", "0"), "more than 0"),
         (("--bound-ms", "10", "--runner", "tensorflow"), "'tensorflow' is not known"),
         (("--bound-ms", "10", "--runner", "openvino,openvino"), "distinct runners"),
-        (("--bound-ms", "10", "--protocol", "smtp"), "grpc or http"),
         (("--bound-ms", "10", "--runner", "openvino:fp16"), "OpenVINO computes in fp32, bf16, int8"),
     ):
         answer = gmmvit("tune", bundle.path, "-o", tmp_path / "new", *arguments)

@@ -20,7 +20,7 @@ from gmmvit_deploy.demo.run import run_demo
 from gmmvit_deploy.errors import GmmvitError
 from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.images.data.open import open_data
-from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.cores import int8_saturates
 from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions

@@ -20,7 +20,7 @@ from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.graphs.declared import declare
 from gmmvit_deploy.graphs.quantize import DYNAMIC, DYNAMIC_COLUMNS, quantize_graph
-from gmmvit_deploy.inference.int8_products import has_vnni
+from gmmvit_deploy.inference.cores import has_vnni
 from gmmvit_deploy.inference.openvino_program import OpenVinoProgram
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.parity.check import check_parity

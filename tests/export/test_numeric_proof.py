@@ -21,7 +21,7 @@ from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle
 from gmmvit_deploy.exporting.graphs_of_precisions import PreparedGraph
 from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.graphs.wiring import add_constant, stored
-from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.cores import int8_saturates
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner
 from gmmvit_deploy.runtimes.runners.open import default_runners, fastest_runner, open_runner

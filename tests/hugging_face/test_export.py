@@ -18,12 +18,13 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs.roles import attentions_of, roles_of
-from gmmvit_deploy.inference.matcher import MatchedAttention, attentions_in_onnx
+from gmmvit_deploy.inference.matcher import MatchedAttention, attentions_in
 from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.models.folding.fold import FoldedModel, fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.runtimes.programs.onnxruntime import program_from_onnx
+from gmmvit_deploy.runtimes.programs.openvino import read_graph
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.exact import assert_same_logits, exact_logits
 from tests.hugging_face.folders import saved
@@ -88,7 +89,7 @@ def test_the_graph_computes_the_logits_and_our_kernel_its_attentions(name: str, 
     exact, noise = reference(name)
     assert np.abs(logits - exact).max() <= limit_from_noise(noise, "fp32").largest
     assert "unknown" not in roles_of(graph.graph).values()
-    matches = attentions_in_onnx((tmp_path / "model.onnx").read_bytes())
+    matches = attentions_in(read_graph(tmp_path / "model.onnx"))
     refused = [match.name for match in matches if not isinstance(match, MatchedAttention)]
     assert refused == ([SHIFTED] if name == "swin" else [])
     assert [match.name for match in matches] == [attention.name for attention in attentions_of(graph.graph)]

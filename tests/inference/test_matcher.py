@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.inference.matcher import Refusal, attentions_in, attentions_in_onnx, summary_of
+from gmmvit_deploy.inference.matcher import Refusal, attentions_in, summary_of
+from gmmvit_deploy.runtimes.programs.openvino import read_graph
 from tests.runtimes.kernels.test_masked_attention import graph
 
 NOT_OVER_KEYS = "its softmax does not run over the keys, the last dimension"
@@ -15,7 +16,7 @@ NOT_OVER_KEYS = "its softmax does not run over the keys, the last dimension"
 
 def test_summary_gives_each_reason_once(tensor_bundles: dict[str, Bundle]) -> None:
     taken, refused = (
-        attentions_in_onnx(tensor_bundles[name].onnx_path.read_bytes()) for name in ("cait_gmm", "eanet_performer")
+        attentions_in(read_graph(tensor_bundles[name].onnx_path)) for name in ("cait_gmm", "eanet_performer")
     )
     names = ", ".join(match.name for match in refused)
     assert summary_of([*taken, *refused]) == f"5 of 9; not: {names} ({NOT_OVER_KEYS})"

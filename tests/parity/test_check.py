@@ -243,7 +243,7 @@ def test_a_broken_image_is_fatal_or_skipped_as_asked(folder: Path, bundle: Bundl
     stream = ImageStream(bundle=bundle, images=images, batch=4, on_broken="skip")
     batches = list(stream)
     assert [len(batch.where) for batch in batches] == [4, 1]
-    assert (len(stream.broken_indices), stream.handed_out) == (1, 5)
+    assert (stream.broken_count, len(stream.taken)) == (1, 5)
     ((where, why),) = stream.broken
     assert where.endswith("cat/2.png")
     assert why.startswith("the file is not a JPEG")

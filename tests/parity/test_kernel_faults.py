@@ -61,5 +61,5 @@ def test_a_fault_in_a_mask(
     assert ours.check("numeric").verdict == "failed"
     assert ours.check("localize").details["first"] == "blocks.1"
     assert "with our kernels" in ours.check("localize").details["graph"]
-    assert f"{ours.runner}: localize: blocks.1: its output differs" in "".join(report.failures())
+    assert f"{ours.runner.name}: localize: blocks.1: its output differs" in "".join(report.failures())
     assert ours.provenance["graph SHA-256"] != before.runners[1].provenance["graph SHA-256"]

@@ -26,7 +26,7 @@ from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.inference import openvino_kernels
-from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.cores import int8_saturates
 from gmmvit_deploy.inference.precision import Form, Precision
 from gmmvit_deploy.parity._calibration import check_calibration
 from gmmvit_deploy.parity._preprocessing import PreprocessingCheck
@@ -304,7 +304,7 @@ def test_a_server_in_int8_is_compared_with_the_quantised_graph(precise_bundle: B
         limit = Limit(largest=1e-3, rms=None, derivation="")
         tested: Any = SimpleNamespace(
             runner=runner,
-            run=SimpleNamespace(stream=SimpleNamespace(images=data, usable=lambda: [0]), reference=reference),
+            run=SimpleNamespace(stream=SimpleNamespace(images=data, taken=[0]), reference=reference),
             graph=graph,
             check=lambda kind: SimpleNamespace(widest_limit=limit),
         )

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
-from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.cores import int8_saturates
 from gmmvit_deploy.inference.onnxruntime_program import OnnxRuntimeProgram
 from gmmvit_deploy.inference.openvino_program import OpenVinoProgram, UnusedKernelsError
 from gmmvit_deploy.inference.precision import SPECS, Precision

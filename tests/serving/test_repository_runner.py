@@ -59,7 +59,7 @@ def test_every_command_that_takes_the_choice_says_that_it_was_judged_with_other_
         ("pack", bundle.path, "-o", tmp_path / "p"),
         ("classify", photo, "--bundle", bundle.path),
         ("classify", "--bundle", bundle.path, "--from", photo.parent, "--to", tmp_path / "to", "--workers", "1"),
-        ("bench", bundle.path, "--synthetic", "--no-roofline", "--no-waterfall", *quick),
+        ("bench", bundle.path, "--synthetic", "--no-roofline", *quick),
     ]
     for words in commands:
         answer = gmmvit_here(*words)

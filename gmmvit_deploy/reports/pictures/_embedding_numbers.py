@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -43,17 +43,6 @@ class FilterSheet:
     views: int
     explained: float | None
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "features": self.features,
-            "filter_shape": list(self.drawn.shape[1:]),
-            "views": self.views,
-            "drawn": len(self.drawn),
-            "kind": "filters" if self.explained is None else "principal components",
-            "explained": self.explained,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PositionSimilarity:
@@ -79,16 +68,6 @@ class PositionSimilarity:
             "neighbours": float(neighbours.mean()) if neighbours.size else None,
             "mean": float(pairs.mean()) if pairs.size else None,
             **span_of(pairs),
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "grid": list(self.grid),
-            "prefix": self.prefix,
-            "stored": self.stored,
-            **self.measured(),
-            "prefix_to_patches": [float(row.mean()) for row in self.to_prefix],
         }
 
 

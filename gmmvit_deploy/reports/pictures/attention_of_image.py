@@ -302,17 +302,9 @@ def mean_attention_distance(
 
     weights: non-negative, (H, N, N), or (sequences, H, N, N), N = prefix + rows · columns.
     patch: (height, width) of a patch, in the unit of the result.
-    Errors: ValueError when the number of tokens does not fit the grid.
     """
-    rows, columns = grid
-    if weights.shape[-2:] != (prefix + rows * columns,) * 2:
-        raise ValueError(
-            f"expected weights between {prefix} + {rows}·{columns} tokens, got {weights.shape[-2]} query tokens and "
-            f"{weights.shape[-1]} key tokens"
-        )
-    between = (
-        weights[..., prefix:, prefix:].astype(np.float64).reshape(-1, *weights.shape[-3:-2], *(rows * columns,) * 2)
-    )
+    heads, patches = weights.shape[-3], math.prod(grid)
+    between = weights[..., prefix:, prefix:].astype(np.float64).reshape(-1, heads, patches, patches)
     down, right = (np.subtract.outer(places, places) for places in np.indices(grid).reshape(2, -1))
     distances = np.hypot(down * patch[0], right * patch[1])
     total = between.sum(axis=-1)
@@ -327,13 +319,7 @@ def mean_attention_distance(
 
 
 def rollout(layers: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
-    """Return the attention rollout R, (N, N); each row sums to 1.  layers: A of each layer, (H, N, N), in order.
-
-    Errors: ValueError when there is no layer, or when the shapes differ or the matrices are not square.
-    """
-    shapes = {layer.shape[-2:] for layer in layers}
-    if len(shapes) != 1 or any(queries != keys for queries, keys in shapes):
-        raise ValueError(f"expected weights (H, N, N) of the same N in each layer, got {sorted(shapes)}")
+    """Return the attention rollout R, (N, N); each row sums to 1.  layers: A of each layer, (H, N, N), in order."""
     result = identity = np.eye(layers[0].shape[-1])
     for layer in layers:
         residual = layer.astype(np.float64).mean(axis=0) + identity

@@ -20,7 +20,15 @@ from gmmvit_deploy.reports.pictures._embedding_numbers import (
     similarities_of,
 )
 from gmmvit_deploy.reports.pictures.mask_images import colour_end, coloured, tiled
-from gmmvit_deploy.reports.pictures.step_numbers import CLOSED, DrawnMatrix, HeadValues, Memory, Steps, steps_of
+from gmmvit_deploy.reports.pictures.step_numbers import (
+    CLOSED,
+    DrawnMatrix,
+    HeadValues,
+    Memory,
+    Steps,
+    span_of,
+    steps_of,
+)
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
@@ -46,13 +54,6 @@ class Drawings:
     steps: Steps
     filters: FilterSheet | None
     positions: tuple[PositionSimilarity, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "steps": self.steps.to_json(),
-            "patch_filters": None if self.filters is None else self.filters.to_json(),
-            "position_embeddings": [positions.to_json() for positions in self.positions],
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +244,7 @@ def _draw_memories(memories: tuple[Memory, ...]) -> Drawing:
 
 
 def _memory_figure(memory: Memory) -> Figure:
-    measured = memory.to_json()
+    measured = span_of(memory.matrix)
     outputs, inputs = memory.matrix.shape
     axes = "a column for each output" if outputs > inputs else "a row for each output"
     span = "" if measured["smallest"] is None else f"; {measured['smallest']:.3g} to {measured['largest']:.3g}"

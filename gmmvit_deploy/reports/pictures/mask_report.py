@@ -29,7 +29,7 @@ _BUILT_FROM_ARGUMENTS = ("timm", "custom")
 def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -> dict[str, Any]:
     """Write the report to ``path``, as a page (.html) or a picture of the masks (.png).
 
-    Returns what `describe_checkpoint` returns, and the numbers of the pictures.
+    Returns what `describe_checkpoint` returns, and the numbers of the masks.
     Errors: InputError for another suffix, or a picture without masks; OutputError.
     """
     suffix = path.suffix.lower()
@@ -48,8 +48,7 @@ def write_report(loaded: LoadedCheckpoint, path: Path, *, force: bool = False) -
     with new_file(path, force=force) as file:
         page = suffix == ".html"
         file.write(page_of(loaded, layers, described, drawings).encode() if page else png(sheet(layers, title=title)))
-    masks = [layer.to_json() for layer in layers]
-    return {**described, "report": str(path), "masks": masks, **drawings.to_json()}
+    return {**described, "report": str(path), "masks": [layer.to_json() for layer in layers]}
 
 
 def page_of(

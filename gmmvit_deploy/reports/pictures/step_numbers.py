@@ -76,19 +76,7 @@ class DrawnMatrix:
     def measured(self, index: int) -> dict[str, Any]:
         """Return the minimum and maximum of the open entries (None without any), and the number of closed entries."""
         closed = self.closed(index)
-        span = span_of(self.matrices[index][~closed])
-        return {"label": self.labels[index], **span, "closed": int(closed.sum())}
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "attentions": list(self.attentions),
-            "step": self.name,
-            "operation": self.operation,
-            "shape": list(self.matrices.shape[1:]),
-            "windows": self.windows,
-            "grid": None if self.grid is None else list(self.grid),
-            "matrices": [self.measured(index) for index in range(len(self.labels))],
-        }
+        return {**span_of(self.matrices[index][~closed]), "closed": int(closed.sum())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +88,6 @@ class HeadValues:
     operation: Operation
     values: dict[str, tuple[float, ...]]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "attentions": list(self.attentions),
-            "step": self.name,
-            "operation": self.operation,
-            "values": {quantity: list(numbers) for quantity, numbers in self.values.items()},
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Memory:
@@ -115,9 +95,6 @@ class Memory:
 
     name: str
     matrix: NDArray[np.float32]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "shape": list(self.matrix.shape), **span_of(self.matrix)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,14 +105,6 @@ class Steps:
     values: tuple[HeadValues, ...]
     memories: tuple[Memory, ...]
     omitted: dict[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "matrices": [step.to_json() for step in self.drawn],
-            "values": [step.to_json() for step in self.values],
-            "memories": [memory.to_json() for memory in self.memories],
-            "omitted": self.omitted,
-        }
 
 
 def steps_of(model: nn.Module) -> Steps:

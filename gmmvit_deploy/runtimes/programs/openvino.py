@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.extras import require
-from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.cores import int8_saturates
 from gmmvit_deploy.inference.openvino_kernels import Kernels, kernels_from
+from gmmvit_deploy.inference.openvino_program import UNUSED
 from gmmvit_deploy.inference.precision import OPENVINO_PRECISIONS, SPECS, Precision
 from gmmvit_deploy.runtimes.kernels.libraries import openvino_library
 
@@ -70,4 +71,4 @@ def kernels_for_graph(path: Path, precision: Precision) -> tuple[Kernels | None,
     fused, attentions = kernels.fuse_attention(model)
     if fused + kernels.fuse_norms(model):
         return kernels, why
-    return None, kernels.unused(attentions)
+    return None, UNUSED.format(attentions)

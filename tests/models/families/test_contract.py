@@ -22,7 +22,7 @@ from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.exporting import graphs_of_precisions
 from gmmvit_deploy.graphs.declared import declared_role
-from gmmvit_deploy.inference.matcher import Refusal, attentions_in_onnx
+from gmmvit_deploy.inference.matcher import Refusal, attentions_in
 from gmmvit_deploy.inference.precision import CALIBRATED, PRECISIONS, ROLES, Precision
 from gmmvit_deploy.models.families import FAMILIES, PRESETS, family_of, model_from_spec, preset_spec, spec_from_json
 from gmmvit_deploy.models.families.family import Family, small_mask
@@ -36,6 +36,7 @@ from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain, suspects
 from gmmvit_deploy.reports.pictures.mask_images import sheet
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
+from gmmvit_deploy.runtimes.programs.openvino import read_graph
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import EXPORTED, LATER, MANIFEST, NAMES, Golden, golden
@@ -268,7 +269,7 @@ def test_every_node_declares_its_role(small: Small, small_exports: SmallExports)
 
 @each_example
 def test_kernel_takes_each_attention_or_gives_a_reason(small: Small, small_exports: SmallExports) -> None:
-    matches = attentions_in_onnx(small_exports.bundle(small).onnx_path.read_bytes())
+    matches = attentions_in(read_graph(small_exports.bundle(small).onnx_path))
     assert sorted(match.name for match in matches) == sorted(attention_names(small.model()))
     assert all(match.reason for match in matches if isinstance(match, Refusal))
 

@@ -19,11 +19,12 @@ from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import RunnerUnavailableError
 from gmmvit_deploy.exporting.golden import fresh_inputs
 from gmmvit_deploy.exporting.variants import variant_from_bundle
-from gmmvit_deploy.inference.int8_products import int8_saturates
-from gmmvit_deploy.inference.matcher import MatchedAttention, attentions_in_onnx
+from gmmvit_deploy.inference.cores import int8_saturates
+from gmmvit_deploy.inference.matcher import MatchedAttention, attentions_in
 from gmmvit_deploy.inference.precision import Precision
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.programs.image_batches import open_images
+from gmmvit_deploy.runtimes.programs.openvino import read_graph
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
 from gmmvit_deploy.runtimes.runners.runner import Runner
@@ -91,7 +92,7 @@ def test_openvino(name: str, precision: Precision, tensor_bundles: dict[str, Bun
 
 @each_name
 def test_the_kernels_take_the_attentions_of_the_table(name: str, tensor_bundles: dict[str, Bundle]) -> None:
-    matches = attentions_in_onnx(tensor_bundles[name].onnx_path.read_bytes())
+    matches = attentions_in(read_graph(tensor_bundles[name].onnx_path))
     taken = [match for match in matches if isinstance(match, MatchedAttention)]
     assert (len(taken), len(matches)) == KERNEL_ATTENTIONS[name]
     if name in RELEASED:

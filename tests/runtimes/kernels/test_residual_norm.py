@@ -19,7 +19,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.exporting.golden import fresh_inputs
 from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
-from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.cores import int8_saturates
 from gmmvit_deploy.inference.openvino_program import CHUNK, OpenVinoProgram
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+import openvino
 import pytest
 
 from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.graphs.roles import attentions_of
-from gmmvit_deploy.inference.matcher import MatchedAttention, Refusal, attentions_in_onnx
+from gmmvit_deploy.inference.matcher import MatchedAttention, Refusal, attentions_in
 from gmmvit_deploy.inference.openvino_program import OpenVinoProgram
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.runtimes.programs.openvino import our_kernels
@@ -38,7 +39,7 @@ def graph_of(name: str) -> ir.Model:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_the_kernel_takes(name: str) -> None:
     graph = graph_of(name)
-    matches = attentions_in_onnx(ir.to_proto(graph).SerializeToString())
+    matches = attentions_in(openvino.Core().read_model(ir.to_proto(graph).SerializeToString()))
     taken = [match for match in matches if isinstance(match, MatchedAttention)]
     assert (len(taken), [match.reason for match in matches if isinstance(match, Refusal)]) == EXPECTED[name]
     assert [match.name for match in matches] == [attention.name for attention in attentions_of(graph.graph)]

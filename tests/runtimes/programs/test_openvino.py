@@ -17,7 +17,7 @@ from gmmvit_deploy.bundle.variants import Variant
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.exporting.golden import fresh_inputs
 from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
-from gmmvit_deploy.inference.int8_products import int8_saturates
+from gmmvit_deploy.inference.cores import int8_saturates
 from gmmvit_deploy.inference.onnxruntime_program import OnnxRuntimeProgram
 from gmmvit_deploy.inference.openvino_program import CHUNK, CHUNK_OF_LARGE, OpenVinoProgram
 from gmmvit_deploy.inference.precision import SPECS

@@ -56,7 +56,7 @@ def test_parity_and_bench_judge_a_wrong_program_that_gives_no_answer_after_them(
     plan = Plan(batches=(2,), rounds=3, seconds=0.01)
     for judge in (
         lambda runner: check_parity(bundle, [runner]).verdict == "failed",
-        lambda runner: bool(bench(bundle, [runner], BenchOptions(plan=plan, roofline=False, waterfall=False)).wrong),
+        lambda runner: bool(bench(bundle, [runner], BenchOptions(plan=plan, roofline=False)).wrong),
     ):
         with open_runner("openvino", bundle) as runner:
             assert judge(runner)
