@@ -32,7 +32,7 @@ def last_bit(values: np.ndarray) -> np.ndarray:
             *("vit_gmm", "masks", lambda values: values * np.float32(1 + 1e-5), True),
             "model.onnx: blocks.0.attention: the mask in the graph differs from the mask folded here",
         ),
-        ("swin_plain", "biases", last_bit, True, "limit 0.00e+00"),
+        ("swin_gmm", "biases", last_bit, True, "limit 0.00e+00"),
         ("vit_gmm", "masks", last_bit, False, "differs from the mask in the manifest: expected SHA-256"),
     ],
     ids=["rounded by another processor", "another mask", "a bias that folding only moves", "not the manifest's"],

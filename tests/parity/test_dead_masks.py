@@ -19,10 +19,9 @@ from gmmvit_deploy.parity._constants import check_constants
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain, suspects
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 
-@pytest.mark.nightly
 def test_mistakes_in_a_dead_mask_are_not_suspects(tmp_path: Path) -> None:
     """The only mask of a PiT with a single attention is dead."""
     spec = PiTSpec(

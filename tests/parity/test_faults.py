@@ -80,8 +80,8 @@ def judged(bundle: Bundle, *options: str | Path) -> Judged:
 
 
 IN_THE_GRAPH = {
-    "closed form for stored base": ("vit_gmm_256_tokens", faults.closed_form, "closed-form Gaussian mask", "blocks.0"),
     "1/√d missing": ("vit_gmm", faults.scale_to_the_power(0), "1/√d missing", "blocks.0"),
+    "closed form for stored base": ("vit_gmm_256_tokens", faults.closed_form, "closed-form Gaussian mask", "blocks.0"),
     "mask shifted": ("vit_gmm", each_matrix(lambda m: m.roll(1, -2)), "shifted by one token, down", "blocks.0"),
     "class row masked": ("pit_gmm", each_matrix(faults.class_row_masked), "class token's row masked", "stages.0.0"),
     "bias without shift mask": (
