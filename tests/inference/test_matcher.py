@@ -1,4 +1,4 @@
-"""The matcher: which attentions the kernel supports, why not the others, and masks in the form that the kernel reads."""
+"""The matcher: which attentions the kernel supports, why not the others, and masks as the kernel reads them."""
 
 from __future__ import annotations
 

@@ -188,15 +188,15 @@ def wide(bundle: Bundle, image: ImageSpec) -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def wide_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return wide(exported(tmp_path_factory.mktemp("wide"), 3), WIDE)
 
 
 @pytest.fixture(scope="module")
-def server(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+def wide_server(wide_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A server with the preprocessing model of a network that is not square."""
     models = joined_repository(
-        tmp_path_factory.mktemp("crops"), {"wide": bundle}, threads=1, runner=RunnerName("openvino")
+        tmp_path_factory.mktemp("crops"), {"wide": wide_bundle}, threads=1, runner=RunnerName("openvino")
     )
     for model in models.glob("wide*"):
         if model.name != "wide_preprocess":
@@ -205,17 +205,17 @@ def server(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield running
 
 
-def test_server_preprocesses_images_for_a_network_that_is_not_square(server: TritonServer) -> None:
+def test_server_preprocesses_images_for_a_network_that_is_not_square(wide_server: TritonServer) -> None:
     images = np.array([[file] for file in FILES], dtype=np.object_)
-    with TritonConnection(server.grpc_url) as connection:
+    with TritonConnection(wide_server.grpc_url) as connection:
         pixels = connection.infer("wide_preprocess", "IMAGE", images, output="pixels")
     assert pixels.shape == (4, 20, 33, 3)
     np.testing.assert_array_equal(pixels, np.stack([by_timm(image, WIDE)[0] for image in IMAGES]))
 
 
-def test_configurations_of_a_network_that_is_not_square(bundle: Bundle, tmp_path: Path) -> None:
+def test_configurations_of_a_network_that_is_not_square(wide_bundle: Bundle, tmp_path: Path) -> None:
     of_tensors = wide(exported(tmp_path, 3, input_kind="tensor"), WIDE)
-    for made, shape in ((bundle, [20, 33, 3]), (of_tensors, [3, 20, 33])):
+    for made, shape in ((wide_bundle, [20, 33, 3]), (of_tensors, [3, 20, 33])):
         configs = model_configs(made, RepositoryOptions(runner=RunnerName("openvino")))
         assert list(configs["gmmvit_network"].input[0].dims) == shape
         assert list(configs["gmmvit_preprocess"].output[0].dims) == shape

@@ -1,4 +1,4 @@
-"""Every runner states what it runs and can do, is the best that passed here, and gives PyTorch's outputs before any answer."""
+"""Every runner states what it runs, the best that passed is taken, and PyTorch's outputs come before any answer."""
 
 from __future__ import annotations
 
