@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,7 +27,9 @@ from tests.checkpoints.test_hostile_files import Calls
 from tests.checkpoints.test_loading import released_state
 from tests.cli.terminal import Gmmvit, done, gmmvit_here, refused, without_progress
 from tests.conftest import GOLDEN, golden
+from tests.export.test_channels import SPEC, saved_checkpoint
 from tests.inference.test_preprocess import encoded, photo
+from tests.inference.test_timm_preprocess import by_timm
 from tests.serving.shared import Running
 
 CIFAR = ("--dataset", "cifar10")
@@ -298,3 +301,43 @@ def test_a_file_that_does_not_exist(
     answer = gmmvit_here("classify", FILE, *(() if by_variable else (option, path)))
     _, hint = refused(answer, f"{option} {path}: no such file")
     assert variable in hint
+
+
+# ---- resize rules ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_checkpoint(tmp_path_factory.mktemp("resize") / "model.pth", SPEC)
+
+
+@pytest.mark.integration
+@pytest.mark.nightly
+def test_a_bundle_with_a_crop(gmmvit: Gmmvit, checkpoint: Path, tmp_path: Path) -> None:
+    bundle_path = tmp_path / "bundle"
+    options = ("--mean", "0.5,0.4,0.3", "--std", "0.2,0.2,0.2", "--labels", "a,b,c,d,e", "--max-batch", "2")
+    crop = ("--resize", "center-bicubic", "--crop-pct", "0.9")
+    done(gmmvit("export", checkpoint, "-o", bundle_path, *options, *crop))
+    image = open_bundle(bundle_path).manifest.image
+    assert image.resize_text == "center-bicubic, crop_pct 0.9"
+    np.testing.assert_array_equal(
+        image.pixels_from_bytes(encoded(photo(50, 31), "PNG")), by_timm(photo(50, 31), image)[0]
+    )
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("options", "error", "hint"),
+    [
+        (
+            ("--crop-pct", "0.9"),
+            "--crop-pct: expected 1 with the resize rule stretch-bilinear, because this rule does not crop, got 0.9",
+            "center-bilinear, shortest-bilinear, squash-bilinear or border-bilinear for a rule that crops",
+        ),
+        (("--resize", "border-bicubic"), "the resize rule border-bicubic needs the mean of each channel", "--mean"),
+    ],
+)
+def test_what_does_not_fit(options: tuple[str, ...], error: str, hint: str, checkpoint: Path, tmp_path: Path) -> None:
+    answer = gmmvit_here("export", checkpoint, "-o", tmp_path / "bundle", "--input", "tensor", *options)
+    assert hint in refused(answer, error)[1]
+    assert not (tmp_path / "bundle").exists()

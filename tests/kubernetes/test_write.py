@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -310,3 +311,25 @@ def test_what_cannot_be_packed_is_refused(repository: Repository, bundle: Bundle
     with pytest.raises(InputError, match="measured with the bundle 0000000000000000"):
         pack(bundle.path, tmp_path / "image", tuned=file)
     assert not (tmp_path / "image").exists()
+
+
+# ---- the models of the package kserve --------------------------------------------------------------------------------
+
+
+PYTHON = os.environ.get("GMMVIT_KSERVE_PYTHON")
+FILES = ("servingruntime.yaml", "inferenceservice.yaml")
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(PYTHON is None, reason="GMMVIT_KSERVE_PYTHON names no Python with the package kserve")
+@pytest.mark.parametrize("model", [OCI, "pvc://models/vit", "s3://bucket/vit"])
+def test_nothing_is_lost_or_unknown(bundle: Bundle, tmp_path: Path, model: str) -> None:
+    written = write(bundle, tmp_path / "out", style="kserve", model=model)
+    script = Path(__file__).with_name("kserve_models.py")
+    command = [str(PYTHON), script, *(written.apply / name for name in FILES)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    ours = [yaml.safe_load((written.apply / name).read_text()) for name in FILES]
+    runtime, service = json.loads(done.stdout.splitlines()[-1])
+    assert service["spec"]["predictor"]["model"].pop("name") == ""  # the model itself adds its default
+    assert [runtime, service] == ours

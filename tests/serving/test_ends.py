@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,12 +19,20 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy
+from gmmvit_deploy.serving.gateway.options import GatewaySettings
+from gmmvit_deploy.serving.options import RepositoryOptions
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions
+from gmmvit_deploy.serving.service import Service
+from tests.conftest import FREE_PORTS
 from tests.haproxy import needs_haproxy
+from tests.inference.test_preprocess import encoded, photo
 from tests.serving.commands import Serve, metric_values
-from tests.serving.gateways import KEY, binary_request, key_file, request
+from tests.serving.gateways import KEY, binary_request, key_file, request, running_service
 from tests.serving.rollout.checked_load import ANSWERED, CheckedLoad
-from tests.serving.stand_in import BUNDLE, NETWORK, SHAPE, sleeping_repository
+from tests.serving.stand_in import BUNDLE, NETWORK, SHAPE, answers_held, held_file, sleeping_repository
 from tests.waiting import best_of, wait_until
 
 pytestmark = pytest.mark.nightly
@@ -204,3 +213,74 @@ def test_a_haproxy_that_was_killed_is_stopped_without_an_error(haproxy: tuple[HA
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     running.stop(5)
     assert running.ended
+
+
+# ---- repositories that gmmvit serve does not write itself, behind a gateway ------------------------------------------
+
+
+@pytest.mark.integration
+@needs_haproxy
+@pytest.mark.parametrize(("name", "normalised"), [("cifar", True), ("gmmvit", False)])
+def test_the_front_asks_the_ensemble_of_the_repository_if_there_is_an_ensemble(
+    name: str, normalised: bool, bundle: Bundle, tensor_bundles: dict[str, Bundle], tmp_path: Path
+) -> None:
+    served = bundle if normalised else tensor_bundles["vit_gmm"]
+    repository = repository_from_bundle(served, tmp_path / "models", RepositoryOptions(name=name))
+    lines: list[str] = []
+    with running_service(repository.path, tmp_path, on_line=lines.append) as service:
+        images = served.golden_set().images
+        answer = request(
+            service.http_url, "/classify", images[0] if images else b"image", headers={"Content-Type": "image/png"}
+        )
+    if normalised:
+        assert (answer.status, answer.json()["model"]) == (200, name)
+    else:
+        assert answer.status == 404
+        assert (
+            "HTTP endpoint: POST /classify and /embed are not offered: no model of the repository takes encoded images"
+            in lines
+        )
+
+
+def hold_answers(repository: Path) -> None:
+    """Let the network of a repository wait inside ``with answers_held(repository):``."""
+    program = repository / "gmmvit_network" / "1" / "model.py"
+    old = "        answers: list[Any] = [None] * len(requests)\n"
+    text = program.read_text()
+    assert text.count(old) == 1
+    wait = f"        while __import__('os').path.exists({str(held_file(repository))!r}):\n"
+    program.write_text(text.replace(old, f"{old}{wait}            __import__('time').sleep(0.01)\n"))
+
+
+@pytest.mark.integration
+@needs_haproxy
+def test_images_to_classify_wait_in_the_queue_of_the_gateway(bundle: Bundle, tmp_path: Path) -> None:
+    """A request in flight and a waiting request: others are refused at once, while both have no answer."""
+    repository = repository_from_bundle(bundle, tmp_path / "models")
+    hold_answers(repository.path)
+    queue = {"in_flight": 1, "queue_limit": 1, "queue_timeout_ms": 60_000}
+    image = encoded(photo(32, 32), "PNG")
+
+    def ask() -> int:
+        return request(service.http_url, "/classify", image).status
+
+    def count() -> float:
+        return metric_values(service.metrics_url, "haproxy_backend_current_sessions").get('{proxy="front"}', 0)
+
+    with running_service(repository.path, tmp_path, **queue) as service, ThreadPoolExecutor(2) as pool:
+        with answers_held(repository.path):
+            taken = []
+            for number in (1, 2):
+                taken.append(pool.submit(ask))
+                wait_until(lambda number=number: count() == number, f"{number} requests in the gateway")
+            assert [ask() for _ in range(4)] == [503] * 4
+            assert not any(future.done() for future in taken)
+        assert [future.result() for future in taken] == [200, 200]
+    assert {json.loads(line)["model"] for line in (tmp_path / "access.log").read_text().splitlines()} == {"gmmvit"}
+
+
+@pytest.mark.integration
+@needs_haproxy
+def test_a_second_signal_before_the_start_kills_nothing(tmp_path: Path) -> None:
+    with Service(ServerOptions(**FREE_PORTS), GatewaySettings(keys=key_file(tmp_path))) as service:
+        service.kill_now()

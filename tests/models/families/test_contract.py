@@ -10,6 +10,7 @@ import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -100,6 +101,12 @@ def _id(name: str) -> str:
 @cache
 def loaded_checkpoint(name: str) -> LoadedCheckpoint:
     return load_checkpoint(golden(name).path, golden(name).hints)
+
+
+@pytest.fixture(scope="session")
+def small_exports(shared: Path) -> SmallExports:
+    """The small models of every family, exported when they are first asked for."""
+    return SmallExports(shared)
 
 
 @pytest.fixture(params=NAMES, ids=_id)
@@ -283,10 +290,10 @@ def test_kernel_takes_each_attention_or_gives_a_reason(small: Small, small_expor
 @pytest.mark.parametrize(
     ("small", "precision"),
     [
-        pytest.param(small, precision, id=f"{small}-{precision}", marks=marks(small))
-        for small in FAMILY_EXAMPLES
+        pytest.param(small, precision, id=f"{small}-{precision}", marks=pytest.mark.nightly if later else [])
+        for later, small in enumerate(FAMILY_EXAMPLES)
         if not small.variant or str(small) in ("swin-spt-lsa", "cait-spt-lsa")
-        for precision in (OTHER_PRECISIONS if small is FAMILY_EXAMPLES[0] else ("fp16", "int8"))
+        for precision in (("fp16", "int8") if later else OTHER_PRECISIONS)
     ],
 )
 def test_each_precision_exports(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,22 +14,25 @@ import pytest
 
 from gmmvit_deploy.bench.cells import Plan
 from gmmvit_deploy.bench.run import BenchOptions, bench
-from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.choices import CHOICES_FILE, Machine, read_choices
+from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import InputError, RunnerUnavailableError
 from gmmvit_deploy.exporting.fastest import record_fastest
 from gmmvit_deploy.exporting.golden import fresh_inputs
+from gmmvit_deploy.exporting.variants import variants_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.programs import openvino as openvino_settings
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
-from gmmvit_deploy.runtimes.programs.openvino import has_bf16
+from gmmvit_deploy.runtimes.programs.openvino import has_bf16, why_no_openvino
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner, this_machine
 from gmmvit_deploy.runtimes.runners.classify import BundleClassifier
 from gmmvit_deploy.runtimes.runners.inspection import LOGITS
 from gmmvit_deploy.runtimes.runners.open import default_runners, fastest_runner, open_runner
 from gmmvit_deploy.runtimes.runners.runner import Runner
+from gmmvit_deploy.runtimes.runners.speed import measured_speed, speed_in_words
 from tests.choices import chosen_bundle
 from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
@@ -244,3 +249,46 @@ def _in_child(runner: Runner, name: str, batch: Any, expected: Any) -> str:
     with open_runner(name, runner.bundle) as own:
         right = np.allclose(own.run(batch), expected, atol=1e-5)
     return f"{words}; own runner {'right' if right else 'wrong'}"
+
+
+# ---- the speed of a precision on this CPU ----------------------------------------------------------------------------
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize(("precision", "onnxruntime"), [("int8", True), ("fp8", False)])
+def test_every_runtime_that_serves_the_precision_is_timed(
+    precision: str, onnxruntime: bool, precise_bundle: Bundle
+) -> None:
+    variant = open_variant(precise_bundle, precision, "static" if precision == "int8" else "")  # type: ignore[arg-type]
+    speed = measured_speed(precise_bundle, variant)
+    openvino = not why_no_openvino(variant.precision)
+    expected = ["openvino"] * openvino + ["onnxruntime"] * onnxruntime
+    assert [runner.removesuffix("+kernels") for runner in speed["times_as_fast"]] == expected
+    for ratios in speed["times_as_fast"].values():
+        assert [*ratios] == ["1", "8"]  # the largest batch of this bundle
+        assert all(0 < low <= ratio <= high for ratio, low, high in ratios.values())
+
+
+@pytest.mark.parametrize(
+    ("ends", "advice"),
+    [
+        ((1.85, 1.7, 1.9), ""),
+        ((0.75, 0.7, 0.9), ": slower, so do not use it here"),
+        ((0.95, 0.8, 1.1), ": no clear difference"),
+    ],
+)
+def test_a_slower_precision_is_named_so(ends: tuple[float, float, float], advice: str) -> None:
+    ratio, low, high = ends
+    words = f"batch 16: {ratio:.2f} ({low:.2f} to {high:.2f}) times as fast as float32{advice}"
+    assert speed_in_words({"16": ends}) == words
+
+
+@pytest.mark.integration
+def test_the_record_keeps_the_measurement(bundle: Bundle, tmp_path: Path) -> None:
+    shutil.copytree(bundle.path, tmp_path / "bundle")
+    (variant,) = variants_from_bundle(open_bundle(tmp_path / "bundle"), ["fp16"])
+    assert variant.record is not None
+    speed = json.loads((tmp_path / "bundle" / "graphs/fp16.json").read_text())["speed"]
+    assert speed == variant.record.speed
+    assert set(speed) == {"cpu", "cores", "times_as_fast"}
+    assert "onnxruntime" in speed["times_as_fast"]
