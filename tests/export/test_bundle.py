@@ -207,17 +207,6 @@ class TestNothingHalfWritten:
         left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
         assert left == (["deep", "deep/bundle", "deep/bundle/old"] if force else [])
 
-    @pytest.mark.nightly
-    @pytest.mark.integration
-    def test_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def full(*_: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(module, "bytes_from_model", full)
-        with pytest.raises(OutputError, match="No space left on device"):
-            self.export(tmp_path / "bundle")
-        assert list(tmp_path.iterdir()) == []
-
     def test_permissions_follow_the_umask(self, bundle: Bundle) -> None:
         umask = os.umask(0)
         os.umask(umask)
