@@ -122,6 +122,7 @@ def expected_logits(model: TimmModel, images: Tensor) -> Tensor:
 
 
 @pytest.mark.integration
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["196_patches", "196_patches_registers", "196_patches_map_pooling"])
 def test_the_graph_merges_as_the_formula_says(name: str) -> None:
     model = timm_model(name)
@@ -136,14 +137,15 @@ def test_the_graph_merges_as_the_formula_says(name: str) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("name", "why"),
     [
         ("swin", "score_bias"),
+        ("64_patches", "64 patches are few"),
         ("eva02", "rotation"),
         ("resnet", "unknown"),
         ("convnext", "depthwise"),
-        ("64_patches", "64 patches are few"),
     ],
 )
 def test_networks_whose_tokens_are_not_merged(name: str, why: str) -> None:

@@ -18,11 +18,11 @@ NOT_OVER_KEYS = "its softmax does not run over the keys, the last dimension"
 
 def test_summary_gives_each_reason_once(tensor_bundles: dict[str, Bundle]) -> None:
     taken, refused = (
-        attentions_in_onnx(tensor_bundles[name].onnx_path.read_bytes()) for name in ("cait_gmm", "eanet_performer")
+        attentions_in_onnx(tensor_bundles[name].onnx_path.read_bytes()) for name in ("vit_gmm", "eanet_performer")
     )
     names = ", ".join(match.name for match in refused)
-    assert summary_of([*taken, *refused]) == f"5 of 9; not: {names} ({NOT_OVER_KEYS})"
-    assert summary_of(taken) == "5 of 5"
+    assert summary_of([*taken, *refused]) == f"3 of 7; not: {names} ({NOT_OVER_KEYS})"
+    assert summary_of(taken) == "3 of 3"
 
 
 @pytest.mark.parametrize(

@@ -301,6 +301,7 @@ def checked(bundle: Bundle, runner: Runner, *, gate: float | None = None, count:
 
 
 @pytest.mark.integration
+@pytest.mark.first(1)
 @pytest.mark.parametrize("kind", ["features_bundle", "both_bundle"])
 def test_float32_keeps_all_neighbours(kind: str, request: pytest.FixtureRequest) -> None:
     bundle = request.getfixturevalue(kind)
@@ -318,6 +319,7 @@ def test_every_second_of_many_images_is_kept(features_bundle: Bundle, monkeypatc
 
 
 @pytest.mark.integration
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["openvino:int8-dynamic", "onnxruntime:fp16"])
 def test_other_precisions_without_logits_have_a_gate(name: str, features_bundle: Bundle, tmp_path: Path) -> None:
     shutil.copytree(features_bundle.path, tmp_path / "bundle")

@@ -325,7 +325,8 @@ def test_faults_end_the_process_with_1(
     assert json.loads(right.stdout)["verdict"] == "passed"
 
 
-@pytest.mark.parametrize("kind", ["features_bundle", "both_bundle"])
+@pytest.mark.first(1)
+@pytest.mark.parametrize("kind", ["both_bundle", "features_bundle"])
 def test_features_without_unit_length(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     bundle = request.getfixturevalue(kind)
     (record,) = [output for output in bundle.manifest.outputs if output.name == "features"]
