@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +115,13 @@ def _fixed_seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests do not judge speed."""
-    for name, value in (("_SECONDS", 0), ("_MIN_ROUNDS", 1)):
-        monkeypatch.setattr(turns, name, value)
+@pytest.fixture(scope="session", autouse=True)
+def _few_rounds() -> Iterator[None]:
+    """Tests do not judge speed, and neither do the bundles that they share."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("_SECONDS", 0), ("_MIN_ROUNDS", 1)):
+            patch.setattr(turns, name, value)
+        yield
 
 
 def rgb(side: int) -> ImageSpec:
