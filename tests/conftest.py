@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from hypothesis import settings
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.bundle.variants import open_variant
+from gmmvit_deploy.exporting import graphs_of_precisions
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
 from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.spec import ImageSpec
@@ -113,11 +115,13 @@ def _fixed_seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests do not judge speed."""
-    for name, value in (("_SECONDS", 0), ("_MIN_ROUNDS", 1)):
-        monkeypatch.setattr(turns, name, value)
+@pytest.fixture(scope="session", autouse=True)
+def _few_rounds() -> Iterator[None]:
+    """Tests do not judge speed, and neither do the bundles that they share."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("_SECONDS", 0), ("_MIN_ROUNDS", 1)):
+            patch.setattr(turns, name, value)
+        yield
 
 
 def rgb(side: int) -> ImageSpec:
@@ -243,6 +247,19 @@ def calibration_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def _exporting_once(export: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``export`` for the networks of one bundle, of which several precisions have the same form."""
+    made: dict[tuple[Any, ...], Any] = {}
+
+    def exported(model: Model, **options: Any) -> Any:
+        form = tuple((name, tensor.shape) for name, tensor in model.state_dict().items())
+        if form not in made:
+            made[form] = export(model, **options)
+        return made[form].clone()
+
+    return exported
+
+
 @pytest.fixture(scope="session")
 def precise_bundle(bundle: Bundle, calibration_images: Path, shared: Path) -> Bundle:
     """A copy of ``bundle`` with all precisions beside its float32 graph."""
@@ -252,9 +269,11 @@ def precise_bundle(bundle: Bundle, calibration_images: Path, shared: Path) -> Bu
         shutil.rmtree(staging, ignore_errors=True)
         shutil.copytree(bundle.path, staging)
         opened = open_bundle(staging)
-        for precision in ("fp16", "bf16", "int8", "fp8"):
-            images = open_images(opened, str(calibration_images), limit=64) if precision in CALIBRATED else None
-            variant_from_bundle(opened, precision, calibration=images)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(graphs_of_precisions, "onnx_from_model", _exporting_once(onnx_from_model))
+            for precision in ("fp16", "bf16", "int8", "fp8"):
+                images = open_images(opened, str(calibration_images), limit=64) if precision in CALIBRATED else None
+                variant_from_bundle(opened, precision, calibration=images)
         staging.rename(out)
 
     return once(shared / "precise", make)

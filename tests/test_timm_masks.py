@@ -355,19 +355,10 @@ def test_a_model_takes_masks_once() -> None:
         add_masks(build("vit"))
 
 
-@pytest.mark.first(2)
-@pytest.mark.parametrize(
-    ("name", "depth", "reason"),
-    [
-        ("cait_xxs24_224", {"depth": 1}, "TalkingHeadAttn"),
-        ("xcit_nano_12_p16_224", {"depth": 1}, "channels"),
-        ("pvt_v2_b0", {"depths": (1, 1, 1, 1)}, "49 tokens for K"),
-    ],
-)
-def test_a_model_that_is_refused_does_not_change(name: str, depth: dict[str, Any], reason: str) -> None:
-    model = timm.create_model(name, **depth)
+def test_a_model_that_is_refused_does_not_change() -> None:
+    model = timm.create_model("cait_xxs24_224", depth=1)
     before = {path: type(module) for path, module in model.named_modules()}
-    with pytest.raises(SpecError, match=f"cannot take a mask.*{reason}"):
+    with pytest.raises(SpecError, match=r"cannot take a mask.*TalkingHeadAttn"):
         add_masks(model)
     assert {path: type(module) for path, module in model.named_modules()} == before
 

@@ -2,25 +2,7 @@
 then starts to compute. Each kind of hint is followed once.
 
 A command of Python and the options are taken from the hint by themselves; a case names what a hint leaves to the user,
-such as N, or does what the hint says to a file. Of several ways in a hint, a case follows the first. Hints that no case
-follows, each with its reason:
-
-    bitsandbytes (transformers' dequantize)     needs the package and a GPU; tests/hugging_face reads its line
-    RESAVE_HINT, "where the file was made"      needs the user's training script
-    copy, download or correct a file again      needs the other file, as do "complete", "unchanged" and "another"
-    another model or folder                     SigLIP 2, I-JEPA, MyViT without n_blocks: needs another training
-    auto_map, MobileViT's image processor       followed in tests/hugging_face
-    image_shape= of add_masks                   followed in tests/test_timm_masks.py
-    spt and lsa of a preset                     arguments of `preset_spec`, which no command reads
-    --model of a command that reads a bundle    needs a bundle; tests/models/families/custom has them
-    --set transform_scale without mixing        read in tests/models/families/test_deepvit.py
-    write the bundle again                      needs an export
-    pos_embed of no grid                        no command reaches it: timm's network states its grid
-    FSDP, DeepSpeed, TorchScript, .pt2          followed in test_other_programs.py; DeepSpeed needs its package
-    FILE.py:CLASS of a code of one's own        needs the code; the own class of these cases stands for it
-    more memory, another disk, rights           needs another machine
-    roles, dynamic batch, attention of a class  change the code of a network; tests/export and tests/custom have them
-    no finite logits, gates, calibration        need an export; tests/export has them
+such as N, or does what the hint says to a file. Of several ways in a hint, a case follows the first.
 """
 
 from __future__ import annotations
@@ -311,10 +293,6 @@ class Export:
 
 EXPORTS = {
     # Weights and facts that the file does not show
-    "trained and averaged": Export(saved(lambda: {"state_dict": state(), "state_dict_ema": state(2)}), MINE),
-    "an average without name": Export(saved(lambda: {"model": state(), "ema": {"shadow": state(2)}}), MINE),
-    "a whole network": Export(saved(own_net), MINE, do=weights_saved),
-    "a whole network under a key": Export(saved(lambda: {"model": own_net(), "epoch": 3}), MINE, do=weights_saved),
     "arrays": Export(
         saved(lambda: {"state_dict": {name: tensor.numpy() for name, tensor in state().items()}}),
         MINE,
@@ -337,13 +315,7 @@ EXPORTS = {
         file_and("caf\u00e9", *NAMES[1:], encoding="latin-1"), {**GMM, "--labels": "names.txt"}, do=converted
     ),
     "mean and std up to 255": Export(golden("vit_gmm.pth"), {"--mean": "123.7,116.3,103.5", "--std": "58.4,57.1,57.4"}),
-    "mean of two channels": Export(
-        golden("vit_gmm.pth"),
-        {"--mean": "0.5,0.5", "--std": "0.5,0.5"},
-        ("--mean and --std with the values of training", "--mean 0.5,0.4,0.3 --std 0.2,0.2,0.2"),
-    ),
     "mean beside a data set": Export(golden("vit_gmm.pth"), {**GMM, "--dataset": "cifar10"}),
-    "neither mean nor std": Export(golden("vit_gmm.pth"), {}, ("--dataset NAME", "--dataset cifar10")),
     "several labels without thresholds": Export(
         file_and(*["0.5"] * 10, name="numbers.txt"),
         {**GMM, "--task": "multi"},
@@ -360,8 +332,6 @@ EXPORTS = {
     "a backbone": Export(folder("swin_backbone"), {}),
     # Options of the network
     "a preset that does not exist": Export(with_preset, {**TENSOR, "--set pool": "cls", "--preset": "vit_d8"}),
-    "a preset of another network": Export(golden("vit_gmm.pth"), {**TENSOR, "--preset": "vit"}),
-    "other channels than the patches": Export(golden("vit_gmm.pth"), {**TENSOR, "--set channels": "2"}),
     "no base mask": Export(without_base_masks, TENSOR),
     "weights of a teacher": Export(backbone, {**OF_TIMM, **FEATURES, "--set weights": "averaged"}),
     "a setting without its size": Export(train_py(), {**TENSOR, "--set interpolation": "timm"}, ("PIXELS", "64")),

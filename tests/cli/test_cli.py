@@ -10,20 +10,26 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from gmmvit_cli.options import labels_from, normalisation_from
 from gmmvit_cli.output import print_json
+from gmmvit_cli.runners import default_urls
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.exporting.options import ExportOptions
+from gmmvit_deploy.images.resize_rules import RESIZE_RULES
+from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.families.vit import VIT
 from gmmvit_deploy.models.specs import MaskSpec
 from tests.checkpoints.test_hostile_files import Calls
 from tests.checkpoints.test_loading import released_state
 from tests.cli.terminal import Gmmvit, done, gmmvit_here, refused, without_progress
-from tests.conftest import GOLDEN
+from tests.conftest import GOLDEN, golden
+from tests.export.test_channels import SPEC, saved_checkpoint
 from tests.inference.test_preprocess import encoded, photo
+from tests.inference.test_timm_preprocess import by_timm
 from tests.serving.shared import Running
 
 CIFAR = ("--dataset", "cifar10")
@@ -226,3 +232,112 @@ def test_labels_are_read_without_a_byte_order_mark_and_one_label_is_no_file(tmp_
 def test_json_of_a_file_name_that_is_no_utf8_is_json(capfd: pytest.CaptureFixture[str]) -> None:
     print_json({"path": os.fsdecode(b"a\xff.png")})
     assert os.fsencode(json.loads(capfd.readouterr().out)["path"]) == b"a\xff.png"
+
+
+# ---- export asks for the resize rule of checkpoints that do not state it ---------------------------------------------
+
+
+RMT = ("--image-size", "64", "--set", "decomposed_stages=1,2,3")
+
+
+def wrong(*arguments: str | Path) -> tuple[str, str]:
+    """Return (message, hint) of a command that ends with an error."""
+    return refused(gmmvit_here(*arguments, columns=1000))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("rmt_2023", RMT), ("vp_vit", ("--set", "heads=4"))],
+)
+def test_export_asks_for_the_resize_rule(name: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    """The help of --resize names the families that need no rule, and the page of the family mentions the option."""
+    stated = ("--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.5")
+    message, hint = wrong("export", golden(name).path, "-o", tmp_path / "bundle", *stated, *options)
+    assert message.endswith("the checkpoint does not state the resize rule")
+    assert hint.startswith("add --resize METHOD; or add --input tensor")
+    assert hint.endswith(f"METHOD: {', '.join(RESIZE_RULES)}")
+    family = "vit_pytorch" if name == "vp_vit" else name.partition("_")[0]
+    page = Path(__file__).parents[2] / "docs" / "pages" / "models" / f"{family}.md"
+    assert "`--resize`" in page.read_text()
+
+
+def test_the_help_names_the_families_with_a_default_resize_rule() -> None:
+    stretched = [family.name for family in FAMILIES if family.default_resize is not None]
+    text = " ".join(gmmvit_here("export", "--help", columns=1000).out.replace("│", " ").split())
+    assert f"otherwise stretch-bilinear for the families {', '.join(stretched[:-1])} or {stretched[-1]}." in text
+
+
+# ---- key, certificates and address of a service ----------------------------------------------------------------------
+
+
+FILE = GOLDEN / "manifest.json"
+
+
+@pytest.mark.parametrize(
+    ("variable", "runners", "expected"),
+    [
+        ("", ["triton-http"], []),
+        ("https://host", ["onnxruntime", "triton-http"], ["https://host"]),
+        ("grpcs://host:1", ["triton-grpc"], ["grpcs://host:1"]),
+        ("https://host", ["triton-grpc"], []),
+    ],
+)
+def test_the_address_of_the_variable(
+    variable: str, runners: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GMMVIT_URL", variable)
+    assert default_urls(runners) == expected
+
+
+@pytest.mark.parametrize("option", ["--key-file", "--ca"])
+@pytest.mark.parametrize("by_variable", [False, True], ids=["option", "variable"])
+def test_a_file_that_does_not_exist(
+    option: str, by_variable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = {"--key-file": "GMMVIT_KEY_FILE", "--ca": "GMMVIT_CA"}[option]
+    path = str(tmp_path / "nowhere")
+    if by_variable:
+        monkeypatch.setenv(variable, path)
+    answer = gmmvit_here("classify", FILE, *(() if by_variable else (option, path)))
+    _, hint = refused(answer, f"{option} {path}: no such file")
+    assert variable in hint
+
+
+# ---- resize rules ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved_checkpoint(tmp_path_factory.mktemp("resize") / "model.pth", SPEC)
+
+
+@pytest.mark.integration
+@pytest.mark.nightly
+def test_a_bundle_with_a_crop(gmmvit: Gmmvit, checkpoint: Path, tmp_path: Path) -> None:
+    bundle_path = tmp_path / "bundle"
+    options = ("--mean", "0.5,0.4,0.3", "--std", "0.2,0.2,0.2", "--labels", "a,b,c,d,e", "--max-batch", "2")
+    crop = ("--resize", "center-bicubic", "--crop-pct", "0.9")
+    done(gmmvit("export", checkpoint, "-o", bundle_path, *options, *crop))
+    image = open_bundle(bundle_path).manifest.image
+    assert image.resize_text == "center-bicubic, crop_pct 0.9"
+    np.testing.assert_array_equal(
+        image.pixels_from_bytes(encoded(photo(50, 31), "PNG")), by_timm(photo(50, 31), image)[0]
+    )
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("options", "error", "hint"),
+    [
+        (
+            ("--crop-pct", "0.9"),
+            "--crop-pct: expected 1 with the resize rule stretch-bilinear, because this rule does not crop, got 0.9",
+            "center-bilinear, shortest-bilinear, squash-bilinear or border-bilinear for a rule that crops",
+        ),
+        (("--resize", "border-bicubic"), "the resize rule border-bicubic needs the mean of each channel", "--mean"),
+    ],
+)
+def test_what_does_not_fit(options: tuple[str, ...], error: str, hint: str, checkpoint: Path, tmp_path: Path) -> None:
+    answer = gmmvit_here("export", checkpoint, "-o", tmp_path / "bundle", "--input", "tensor", *options)
+    assert hint in refused(answer, error)[1]
+    assert not (tmp_path / "bundle").exists()

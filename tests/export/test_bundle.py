@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,29 @@ import torch
 from onnx import numpy_helper
 
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import BundleError, ExportError, InputError, OutputError
 from gmmvit_deploy.exporting import bundle_from_checkpoint as module
 from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_bytes, sha256_of_file
+from gmmvit_deploy.graphs import weights
 from gmmvit_deploy.inference.preprocess import tensor_from_pixels
+from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.models.sources.hints import LoadHints
+from gmmvit_deploy.parity.check import check_parity
+from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.progress import Progress
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+from gmmvit_deploy.runtimes.runners.open import open_runners
+from gmmvit_deploy.runtimes.runners.triton import TritonRunner
+from gmmvit_deploy.serving.options import RepositoryOptions
+from gmmvit_deploy.serving.repository import repository_from_bundle
+from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from gmmvit_deploy.tolerances import Limit
-from tests.conftest import EXPORTED, GOLDEN, RELEASED, cifar_options, golden
+from tests.conftest import EXPORTED, FREE_PORTS, GOLDEN, RELEASED, cifar_options, golden
 from tests.golden_files import each_export
 
 
@@ -196,17 +207,6 @@ class TestNothingHalfWritten:
         left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
         assert left == (["deep", "deep/bundle", "deep/bundle/old"] if force else [])
 
-    @pytest.mark.nightly
-    @pytest.mark.integration
-    def test_full_disk(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def full(*_: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(module, "bytes_from_model", full)
-        with pytest.raises(OutputError, match="No space left on device"):
-            self.export(tmp_path / "bundle")
-        assert list(tmp_path.iterdir()) == []
-
     def test_permissions_follow_the_umask(self, bundle: Bundle) -> None:
         umask = os.umask(0)
         os.umask(umask)
@@ -268,3 +268,88 @@ def test_a_bundle_that_is_not_whole(
 def test_runners_refuse_other_batches(batch: np.ndarray, bundle: Bundle) -> None:
     with OnnxRuntimeRunner(bundle) as runner, pytest.raises(InputError):
         runner.run(batch)
+
+
+# ---- weights too large for a protobuf, in a file beside the graph ----------------------------------------------------
+
+
+MODULE = "gmmvit_deploy.exporting.bundle_from_checkpoint"
+
+
+@pytest.fixture(scope="module")
+def large(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bundle]:
+    """As ``bundle``, which is made first, as if its weights were too large for a protobuf."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "EXTERNAL_FROM_BYTES", 10_000)
+        patch.setattr(weights, "_LARGE_BYTES", 1_000)
+        path = tmp_path_factory.mktemp("large") / "bundle"
+        yield bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", path, cifar_options())
+
+
+@pytest.mark.integration
+def test_the_graph_is_the_same(large: Bundle, bundle: Bundle) -> None:
+    assert set(large.manifest.files) == {*bundle.manifest.files, "model.onnx.data"}
+    assert large.onnx_path.stat().st_size < bundle.onnx_path.stat().st_size // 2
+    there, expected = (onnx.load(each.onnx_path).graph for each in (large, bundle))
+    assert [*there.node] == [*expected.node]
+    for tensor, same in zip(there.initializer, expected.initializer, strict=True):
+        assert tensor.name == same.name
+        np.testing.assert_array_equal(numpy_helper.to_array(tensor), numpy_helper.to_array(same))
+    assert open_bundle(large.path) == large
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.nightly
+def test_the_other_precisions(large: Bundle, precision: str) -> None:
+    variant = variant_from_bundle(large, precision)  # type: ignore[arg-type]
+    assert (large.path / f"graphs/{precision}.onnx.data").is_file()
+    assert variant.record is not None
+    assert variant.record.golden["largest_rel"] < 0.1
+    assert open_variant(large, precision) == variant  # type: ignore[arg-type]
+
+
+@pytest.mark.integration
+def test_parity_and_the_runtimes(large: Bundle, bundle: Bundle) -> None:
+    inputs, logits = bundle.golden()
+    with open_runners(["onnxruntime", "openvino"], large) as runners:
+        for runner in runners:
+            np.testing.assert_allclose(runner.run(inputs), logits, rtol=0, atol=1e-5)
+        assert check_parity(large, runners, ParityOptions(localize=True)).verdict == "passed"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("change", [lambda data: data[:-1] + b"x", lambda data: None], ids=["changed", "missing"])
+def test_a_damaged_file_of_weights_is_refused(change, large: Bundle, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    content = {file.name: file.read_bytes() for file in large.path.iterdir() if file.is_file()}
+    content["model.onnx.data"] = change(content["model.onnx.data"])
+    for name, data in content.items():
+        if data is not None:
+            (tmp_path / name).write_bytes(data)
+    with pytest.raises(BundleError, match=r"model\.onnx\.data"):
+        open_bundle(tmp_path)
+
+
+@pytest.mark.integration
+@pytest.mark.nightly
+@pytest.mark.parametrize("runtime", ["openvino", "onnxruntime"])
+def test_a_server_reads_the_weights(runtime: str, large: Bundle, tmp_path: Path) -> None:
+    options = RepositoryOptions(runner=RunnerName(runtime), threads=1)
+    repository = repository_from_bundle(large, tmp_path / "models", options)
+    inputs, logits = large.golden()
+    with (
+        TritonServer(repository.path, options=ServerOptions(**FREE_PORTS)) as server,
+        TritonRunner(large, server.grpc_url, model=options.name) as runner,
+    ):
+        np.testing.assert_allclose(runner.run(inputs), logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.integration
+def test_an_export_that_does_not_fit_is_refused_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.weights_bytes", lambda checkpoint, weights: 2 * 2**30)
+    monkeypatch.setattr(f"{MODULE}.available_bytes", lambda: 6 * 2**30)
+    with pytest.raises(InputError, match=r"2\.00 GiB of weights takes about 8\.5 GiB of memory, and 6\.0 GiB are"):
+        bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", tmp_path / "bundle", cifar_options())
+    assert list(tmp_path.iterdir()) == []

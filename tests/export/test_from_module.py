@@ -82,7 +82,8 @@ def test_a_network_in_memory_and_what_the_bundle_records(
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("name", "model_args"), [("test_resnet", {}), ("test_vit", {"img_size": 64})])
+@pytest.mark.first(1)
+@pytest.mark.parametrize(("name", "model_args"), [("test_vit", {"img_size": 64}), ("test_resnet", {})])
 def test_a_network_of_timm_at_the_size_of_the_example(name: str, model_args: dict[str, Any], tmp_path: Path) -> None:
     network = timm.create_model(name, num_classes=5, **model_args)
     stated = STATED | {"example": torch.randn(2, 3, 64, 64), "resize": "center-bicubic"}

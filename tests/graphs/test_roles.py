@@ -1,3 +1,5 @@
+"""Roles of nodes: what families declare, and what is inferred from the operators of other networks."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -11,11 +13,13 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import ExportError
 from gmmvit_deploy.graphs.cast import cast_graph
 from gmmvit_deploy.graphs.declared import ROLE_KEY, declare
+from gmmvit_deploy.graphs.guessed_roles import guessed_roles
 from gmmvit_deploy.graphs.roles import attentions_of, require_known_roles, roles_of
 from gmmvit_deploy.inference.precision import PRECISIONS, ROLES, Precision, Role
 from tests.conftest import RELEASED
 from tests.golden_files import each_export
 from tests.graphs import small_graphs
+from tests.timm_graphs import exported
 
 
 def roles_by_name(graph: ir.Graph) -> dict[str | None, Role]:
@@ -112,3 +116,28 @@ def test_a_graph_without_declared_roles_is_accepted() -> None:
     graph = chain_of(("act/HardSwish", "HardSwish", None), ("head/Relu", "Relu", None))
     assert roles_by_name(graph)["act/HardSwish"] == "unknown"
     require_known_roles(graph, "fp16", what="m")
+
+
+# ---- timm's architectures --------------------------------------------------------------------------------------------
+
+
+OUTSIDE_THE_POLICY = {
+    "resnet": {"MaxPool"},
+    "convnext": {"Range"},
+    "mobilenet": {"HardSigmoid", "HardSwish", "Mul"},  # Mul: a gate whose activation is HardSigmoid
+}
+"""Test model → operators of the nodes without a known role; every other test model has no such node: tests/export
+converts some to fp16, which an unknown role would stop.
+"""
+
+
+@pytest.mark.first(1)
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["map_pooling", "swin", "rope", *OUTSIDE_THE_POLICY])
+def test_every_node_has_a_role_except_operators_outside_the_policy(name: str) -> None:
+    graph = exported(name).graph
+    roles = guessed_roles(graph)
+    assert set(roles) == set(graph)
+    assert {node.op_type for node in graph if roles[node] == "unknown"} == OUTSIDE_THE_POLICY.get(name, set())
+    softmaxes = sum(node.op_type == "Softmax" for node in graph)
+    assert [attention.known for attention in attentions_of(graph)] == [True] * softmaxes

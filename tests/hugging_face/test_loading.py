@@ -13,10 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("transformers")
 import transformers
 from torch.utils import _device
 from transformers.initialization import meta_device_safe_creation_ops
@@ -28,9 +27,13 @@ from gmmvit_deploy.exporting.options import ExportOptions
 from gmmvit_deploy.models.layers.fused_call import AnsweredAttention
 from gmmvit_deploy.models.sources.hints import LoadHints
 from tests.golden_files import golden
-from tests.hugging_face.folders import ARCHITECTURES, LABELS, edited, saved
+from tests.hugging_face.folders import ARCHITECTURES, LABELS, built, edited, saved
+from tests.hugging_face.golden import CASES, FOLDER
 
 pytestmark = pytest.mark.integration
+
+pytest.importorskip("transformers")
+
 
 NOT_ANSWERED = {
     "swinv2",
@@ -238,3 +241,36 @@ def test_masks_are_built_on_meta_after_transformers_was_used() -> None:
         assert load_checkpoint(golden("vit_gmm").path).model.spec.mask.kind == "gmm"
     finally:
         known.cache_clear()
+
+
+# ---- golden folders, whatever version of transformers builds the network ---------------------------------------------
+
+
+pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_golden_folder_gives_the_logits_of_transformers(name: str) -> None:
+    case, stored = CASES[name], np.load(FOLDER / f"{name}.npz")
+    model = load_checkpoint(FOLDER / name, LoadHints(**case.hints)).model.double()
+    with torch.no_grad():
+        logits = model(torch.from_numpy(stored["images"]).double()).numpy()
+    assert stored["logits"].std() > 0.05
+    np.testing.assert_allclose(logits, stored["logits"], rtol=0, atol=case.atol)
+
+
+# ---- problem_type and --task must agree ------------------------------------------------------------------------------
+
+
+pytest.importorskip("transformers")
+
+
+def test_features_need_no_task(tmp_path: Path) -> None:
+    folder = saved("vit", tmp_path / "vit", built("vit", problem_type="multi_label_classification"))
+    known = load_checkpoint(folder).images
+    assert (known.task, known.task_evidence) == (
+        "multi-label",
+        f"{folder}/config.json: problem_type is 'multi_label_classification'",
+    )
+    options = ExportOptions(outputs=("features",)).completed(known)
+    assert (options.agreed_task, options.fitting_thresholds(())) == ("single-label", ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gmmvit_deploy.bundle.artifacts import Bundle
+from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.errors import ImageError, InputError
+from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.data.open import open_data
 from gmmvit_deploy.inference.precision import PRECISIONS
+from gmmvit_deploy.parity import _neighbours
+from gmmvit_deploy.parity._verdict import Check
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import ImageStream
 from gmmvit_deploy.parity.options import ParityOptions
@@ -25,8 +29,9 @@ from gmmvit_deploy.parity.report import SCHEMA_PATH, ParityReport
 from gmmvit_deploy.runtimes.runners.names import RUNNERS
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
+from gmmvit_deploy.runtimes.runners.runner import Runner
 from tests.browser import accessibility_problems
-from tests.conftest import EACH_FAMILY
+from tests.conftest import EACH_FAMILY, photo_pixels
 from tests.pages import require_readable_page
 from tests.parity.faults import Altered
 from tests.parity.test_faults import answers_of, labelled_by
@@ -278,3 +283,67 @@ def test_nothing_but_broken_images(folder: Path, bundle: Bundle) -> None:
     stream = ImageStream(bundle=bundle, images=open_data(str(folder)), batch=4, on_broken="skip")
     with pytest.raises(InputError, match="all 6 images are broken"):
         list(stream)
+
+
+# ---- features keep their nearest neighbours --------------------------------------------------------------------------
+
+
+def photographs(count: int) -> ArrayImages:
+    return ArrayImages("photographs", photo_pixels(6, count), None)
+
+
+def checked(bundle: Bundle, runner: Runner, *, gate: float | None = None, count: int = 160) -> Check:
+    with runner:
+        options = ParityOptions(data=photographs(count), keep_neighbours=gate)
+        report = check_parity(bundle, [runner], options)
+    jsonschema.validate(report.to_json(), json.loads(SCHEMA_PATH.read_text()))
+    return report.runners[0].check("neighbours")
+
+
+@pytest.mark.integration
+@pytest.mark.first(1)
+@pytest.mark.parametrize("kind", ["features_bundle", "both_bundle"])
+def test_float32_keeps_all_neighbours(kind: str, request: pytest.FixtureRequest) -> None:
+    bundle = request.getfixturevalue(kind)
+    assert checked(bundle, OnnxRuntimeRunner(bundle)).verdict == "skipped"
+    check = checked(bundle, OnnxRuntimeRunner(bundle), gate=0.95)
+    assert (check.verdict, check.details["images"]) == ("passed", 160)
+    assert check.details["kept"] > 0.999
+
+
+@pytest.mark.integration
+def test_every_second_of_many_images_is_kept(features_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_neighbours, "_MAX_IMAGES", 150)
+    check = checked(features_bundle, OnnxRuntimeRunner(features_bundle), gate=0.9, count=220)
+    assert (check.verdict, check.details["images"]) == ("passed", 110)
+
+
+@pytest.mark.integration
+@pytest.mark.first(1)
+@pytest.mark.parametrize("name", ["openvino:int8-dynamic", "onnxruntime:fp16"])
+def test_other_precisions_without_logits_have_a_gate(name: str, features_bundle: Bundle, tmp_path: Path) -> None:
+    shutil.copytree(features_bundle.path, tmp_path / "bundle")
+    bundle = open_bundle(tmp_path / "bundle")
+    variant_from_bundle(bundle, "int8" if "int8" in name else "fp16")
+    check = checked(bundle, open_runner(name, bundle))
+    assert check.details["gate"] == 0.9
+    assert 0.9 < check.details["kept"] <= 1
+    low, high = check.details["interval"]
+    assert low < check.details["kept"] <= high
+
+
+@pytest.mark.integration
+def test_other_features_fail(features_bundle: Bundle) -> None:
+    noise = np.random.default_rng(0)
+    runner = Altered(features_bundle, lambda rows: rows + 0.1 * noise.standard_normal(rows.shape).astype(np.float32))
+    check = checked(features_bundle, runner, gate=0.9)
+    assert check.verdict == "failed"
+    assert check.reasons == ("the precision changes too many neighbours",)
+
+
+@pytest.mark.integration
+def test_what_cannot_be_judged_is_undecided(bundle: Bundle, features_bundle: Bundle) -> None:
+    check = checked(bundle, OnnxRuntimeRunner(bundle), gate=0.9, count=8)
+    assert (check.verdict, "the bundle has no features" in check.summary) == ("undecided", True)
+    check = checked(features_bundle, OnnxRuntimeRunner(features_bundle), gate=0.9, count=99)
+    assert (check.verdict, check.reasons) == ("undecided", ("too few images to decide: 99, expected at least 100",))

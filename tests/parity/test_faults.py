@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -12,29 +13,47 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
 from gmmvit_cli.main import app
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.golden import GoldenSet
+from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.demo.models import save_checkpoint
 from gmmvit_deploy.errors import BundleError
+from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
+from gmmvit_deploy.files.writing import sha256_of_bytes
+from gmmvit_deploy.graphs.constants import ConstantRecord, bytes_of_array
 from gmmvit_deploy.images import spec as contract
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.datasets import DATASETS
-from gmmvit_deploy.inference import preprocess
+from gmmvit_deploy.images.spec import ImageSpec
+from gmmvit_deploy.inference import openvino_kernels, preprocess
+from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.models.families.pit import PiTSpec
+from gmmvit_deploy.models.folding.fold import fold
+from gmmvit_deploy.models.specs import MaskSpec
+from gmmvit_deploy.parity._constants import check_constants
+from gmmvit_deploy.parity._image_mistakes import pixel_mistakes
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions
+from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.report import ParityReport
-from gmmvit_deploy.parity.suspects import explain
+from gmmvit_deploy.parity.suspects import explain, suspects
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
+from gmmvit_deploy.runtimes.runners.open import open_runners
 from tests.conftest import photo_pixels
+from tests.inference.test_preprocess import encoded, photo
 from tests.parity import faults
 from tests.parity.faults import Altered, each_matrix, rebuilt
 from tests.random_bundles import random_vit
+from tests.runtimes.kernels.test_masked_attention import needs_kernel
 
 
 def test_exchanged_classes_are_named_only_if_they_explain_the_difference() -> None:
@@ -80,8 +99,8 @@ def judged(bundle: Bundle, *options: str | Path) -> Judged:
 
 
 IN_THE_GRAPH = {
-    "closed form for stored base": ("vit_gmm_256_tokens", faults.closed_form, "closed-form Gaussian mask", "blocks.0"),
     "1/√d missing": ("vit_gmm", faults.scale_to_the_power(0), "1/√d missing", "blocks.0"),
+    "closed form for stored base": ("vit_gmm_256_tokens", faults.closed_form, "closed-form Gaussian mask", "blocks.0"),
     "mask shifted": ("vit_gmm", each_matrix(lambda m: m.roll(1, -2)), "shifted by one token, down", "blocks.0"),
     "class row masked": ("pit_gmm", each_matrix(faults.class_row_masked), "class token's row masked", "stages.0.0"),
     "bias without shift mask": (
@@ -306,7 +325,8 @@ def test_faults_end_the_process_with_1(
     assert json.loads(right.stdout)["verdict"] == "passed"
 
 
-@pytest.mark.parametrize("kind", ["features_bundle", "both_bundle"])
+@pytest.mark.first(1)
+@pytest.mark.parametrize("kind", ["both_bundle", "features_bundle"])
 def test_features_without_unit_length(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     bundle = request.getfixturevalue(kind)
     (record,) = [output for output in bundle.manifest.outputs if output.name == "features"]
@@ -317,3 +337,210 @@ def test_features_without_unit_length(kind: str, request: pytest.FixtureRequest,
     result = judged(rebuilt(bundle, tmp_path / "fault", lambda model: setattr(model, "normalises", False)))
     assert "numeric" in result.failed
     assert "likely cause: features without unit length" in result.checks["numeric"]["reasons"][-1]
+
+
+# ---- constants: the rounding of another processor is borne, and nothing more -----------------------------------------
+
+
+def last_bit(values: np.ndarray) -> np.ndarray:
+    return np.nextafter(values, np.float32(np.inf))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("name", "kind", "change", "recorded", "reason"),
+    [
+        ("vit_gmm", "masks", last_bit, True, ""),
+        (
+            *("vit_gmm", "masks", lambda values: values * np.float32(1 + 1e-5), True),
+            "model.onnx: blocks.0.attention: the mask in the graph differs from the mask folded here",
+        ),
+        ("swin_gmm", "biases", last_bit, True, "limit 0.00e+00"),
+        ("vit_gmm", "masks", last_bit, False, "differs from the mask in the manifest: expected SHA-256"),
+    ],
+    ids=["rounded by another processor", "another mask", "a bias that folding only moves", "not the manifest's"],
+)
+def test_a_constant_that_is_not_the_folded_one_is_named(
+    name: str,
+    kind: str,
+    change: Callable[[np.ndarray], np.ndarray],
+    recorded: bool,
+    reason: str,
+    tensor_bundles: dict[str, Bundle],
+    tmp_path: Path,
+) -> None:
+    """kind: of the first constant, which is changed.  recorded: whether the manifest has its hash."""
+    bundle = tensor_bundles[name]
+    first: ConstantRecord = getattr(bundle.manifest, kind)[0]
+    proto = onnx.load(bundle.onnx_path)
+    (tensor,) = (tensor for tensor in proto.graph.initializer if tensor.name == first.constant)
+    values = change(numpy_helper.to_array(tensor)).astype(np.float32)
+    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    onnx.save(proto, tmp_path / bundle.onnx_path.name)
+    sha256 = sha256_of_bytes(bytes_of_array(values))
+    records = tuple(
+        replace(record, constant_sha256=sha256) if recorded and record.constant == first.constant else record
+        for record in getattr(bundle.manifest, kind)
+    )
+    changed = Bundle(path=tmp_path, manifest=replace(bundle.manifest, **{kind: records}))
+    check = check_constants(changed, Reference(bundle))
+    assert (check.verdict == "passed") == (not reason)
+    assert reason in "".join(check.reasons[:1])
+
+
+# ---- the inputs of our kernels ---------------------------------------------------------------------------------------
+
+
+def wrong_entry(numbers: np.ndarray) -> np.ndarray:
+    damaged = numbers.copy()
+    damaged[0, np.abs(damaged[0]).argmax()] = 0
+    return damaged
+
+
+def heads_swapped(numbers: np.ndarray) -> np.ndarray:
+    return numbers[[1, 0, *range(2, len(numbers))]]
+
+
+@needs_kernel
+@pytest.mark.first(1)
+@pytest.mark.parametrize("damaged", [wrong_entry, heads_swapped])
+def test_a_fault_in_a_mask(
+    damaged: Callable[[np.ndarray], np.ndarray], tensor_bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judged() -> ParityReport:
+        with open_runners(["openvino", "openvino+kernels"], tensor_bundles["vit_gmm"]) as runners:
+            return check_parity(tensor_bundles["vit_gmm"], runners, ParityOptions(localize=True))
+
+    before = judged()
+    assert before.passed, before.failures()
+    prepare: Callable[..., Any] = openvino_kernels.prepared_mask
+    seen: list[bytes] = []
+
+    def broken(mask: np.ndarray, arithmetic: Any) -> Any:
+        """Damage the second mask only, however often it is prepared."""
+        prepared = prepare(mask, arithmetic)
+        if mask.tobytes() not in seen:
+            seen.append(mask.tobytes())
+        if seen.index(mask.tobytes()) != 1:
+            return prepared
+        return replace(prepared, numbers=np.ascontiguousarray(damaged(prepared.numbers)))
+
+    monkeypatch.setattr(openvino_kernels, "prepared_mask", broken)
+    report = judged()
+    plain, ours = report.runners
+    assert [check.verdict for check in report.checks] == ["passed", "passed"]
+    assert plain.verdict == "passed", report.failures()
+    assert ours.check("numeric").verdict == "failed"
+    assert ours.check("localize").details["first"] == "blocks.1"
+    assert "with our kernels" in ours.check("localize").details["graph"]
+    assert f"{ours.runner.name}: localize: blocks.1: its output differs" in "".join(report.failures())
+    assert ours.provenance["graph SHA-256"] != before.runners[1].provenance["graph SHA-256"]
+
+
+# ---- a mask without influence on the logits --------------------------------------------------------------------------
+
+
+@pytest.mark.nightly
+@pytest.mark.integration
+def test_mistakes_in_a_dead_mask_are_not_suspects(tmp_path: Path) -> None:
+    """The only mask of a PiT with a single attention is dead."""
+    spec = PiTSpec(
+        image_size=16, patch_size=2, classes=5, dim=32, depths=(1,), heads=(2,), head_dim=16, mlp_dims=(32,),
+        mask=MaskSpec(kind="gmm", kernels=3),
+    )  # fmt: skip
+    checkpoint = tmp_path / "weights.safetensors"
+    checkpoint.write_bytes(bytes_from_model(model_from_spec(spec).eval()))
+    options = ExportOptions(input_kind="tensor", max_batch=4)
+    bundle = bundle_from_checkpoint(checkpoint, tmp_path / "bundle", options)
+    assert bundle.manifest.masks == ()
+    reference = Reference(bundle)
+    checked = check_constants(bundle, reference)
+    assert checked.summary == "the folded model has no masks and biases, so the graph has no constants to compare"
+    inputs, _ = bundle.golden()
+    trained, _ = reference.logits(inputs)
+    given = dict(suspects(bundle, reference, inputs))
+    assert not any(np.array_equal(logits, trained) for logits in given.values())
+    assert "no mask at all" not in given
+    assert "masks transposed" not in given
+    assert "the class token's row masked with zeros" in given
+
+
+@pytest.mark.nightly
+@pytest.mark.integration
+def test_a_mistake_in_the_masks_of_the_graph_is_named(tensor_bundles: dict[str, Bundle]) -> None:
+    bundle = tensor_bundles["pit_gmm"]
+    reference = Reference(bundle)
+    inputs, _ = bundle.golden()
+    model = fold(reference.model).model
+    for layer in ("stages.0.0", "stages.1.0", "stages.1.1"):
+        mask = model.get_submodule(layer).attention.scores.before.mask
+        mask.constant = mask.constant.roll(1, -2)
+    with torch.inference_mode():
+        shifted = model(reference.tensors(inputs)).numpy()
+    name = "masks shifted by one token, down, only in the masks of the graph"
+    assert explain(bundle, reference, inputs, shifted, 1e-5) == name
+
+
+# ---- images that are resized, fitted or normalised otherwise ---------------------------------------------------------
+
+
+STRETCH = ImageSpec(height=24, width=32, channels=3, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2))
+CENTER = replace(STRETCH, resize="center-bicubic", crop_pct=0.9)
+BORDER = replace(STRETCH, resize="border-bicubic", crop_pct=0.94)
+IMAGES = tuple(
+    encoded(photo(*size, mode), "PNG")
+    for size, mode in (((60, 41), "RGB"), ((25, 70), "L"), ((32, 24), "RGB"), ((16, 12), "P"))
+)
+
+
+def names_of(images: tuple[bytes, ...], recorded: ImageSpec, pixels: np.ndarray) -> list[str]:
+    """Return the names of all mistakes that give ``pixels`` instead of the pixels of ``recorded``."""
+    nothing = np.zeros(0)
+    golden = GoldenSet(
+        inputs=nothing,
+        tensors=nothing,
+        logits=nothing,
+        images=images,
+        image_pixels=np.stack([recorded.pixels_from_bytes(image) for image in images]),
+        image_logits=nothing,
+    )
+    return [name for name, made in pixel_mistakes(golden, recorded) if np.array_equal(made, pixels)]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "changes", "name"),
+    [
+        (STRETCH, {"resize": "stretch-bicubic"}, "resized with bicubic instead of bilinear"),
+        (
+            STRETCH,
+            {"resize": "center-bilinear", "crop_pct": 0.875},
+            "fitted by center with crop_pct 0.875 instead of stretch",
+        ),
+        (CENTER, {"crop_pct": 1.0}, "fitted by center with crop_pct 1 instead of center with crop_pct 0.9"),
+        (
+            CENTER,
+            {"resize": "stretch-bilinear", "crop_pct": 1.0},
+            "resized with bilinear instead of bicubic, fitted by stretch instead of center with crop_pct 0.9",
+        ),
+        (
+            BORDER,
+            {"mean": (0.0, 0.0, 0.0)},
+            "fitted by border with crop_pct 0.94, padded with black instead of border with crop_pct 0.94",
+        ),
+    ],
+)
+def test_a_mistake_is_named(recorded: ImageSpec, changes: dict[str, Any], name: str) -> None:
+    made = replace(recorded, **changes)
+    names = names_of(IMAGES, recorded, np.stack([made.pixels_from_bytes(image) for image in IMAGES]))
+    assert names[0] == name
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_other_filters_of_pillow_are_named(channels: int) -> None:
+    recorded = replace(STRETCH, channels=channels, mean=(0.5,) * channels, std=(0.2,) * channels)
+    made = []
+    for image in IMAGES:
+        with Image.open(io.BytesIO(image)) as opened:
+            resized = opened.convert(recorded.mode).resize((32, 24), Image.Resampling.LANCZOS)
+            made.append(np.asarray(resized).reshape(recorded.pixels_shape))
+    assert names_of(IMAGES, recorded, np.stack(made))[0] == "resized with lanczos instead of bilinear"

@@ -25,7 +25,7 @@ from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from tests.conftest import cifar_options, golden, once
 from tests.parity.test_check import SCHEMA
-from tests.parity.test_multi_label import SAME
+from tests.parity.test_statistics import SAME
 
 COUNT = 128
 PIXELS = np.random.default_rng(4).integers(0, 256, (COUNT, 5, 7, 3), dtype=np.uint8).repeat(8, axis=1).repeat(8, axis=2)

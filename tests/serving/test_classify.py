@@ -11,18 +11,16 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import pytest
 import uvicorn
 
-from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.serving.front import _http
 from gmmvit_deploy.serving.front._app import front_app
 from gmmvit_deploy.serving.front.options import FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
-from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
+from gmmvit_deploy.serving.repository import Repository
 from tests.cli.terminal import gmmvit_here, refused
 from tests.inference.test_preprocess import encoded, photo
 from tests.serving.commands import Serve, kinds_of, metric_values
@@ -136,14 +134,3 @@ def test_serve_names_the_address_and_starts_the_process_again(serve: Callable[..
     assert metric_values(where["metrics"], "gmmvit_front_restarts_total") == {"": 1.0}
     command.process.send_signal(signal.SIGTERM)
     assert command.end()[0] == 0
-
-
-@pytest.mark.nightly
-def test_serve_says_why_images_are_not_classified(tensor_bundles: dict[str, Bundle], tmp_path: Path) -> None:
-    made = repository_from_bundle(tensor_bundles["vit_gmm"], tmp_path / "models")
-    command = Serve(made.path)
-    assert command.ready()["classify"] is None
-    command.process.send_signal(signal.SIGTERM)
-    status, errors = command.end()
-    assert status == 0
-    assert "POST /classify and /embed are not offered: no model of the repository takes encoded images" in errors

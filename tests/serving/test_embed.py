@@ -9,7 +9,6 @@ import base64
 import io
 import json
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,7 +34,6 @@ from tests.conftest import FREE_PORTS
 from tests.documented import PAGES, blocks, commands
 from tests.haproxy import needs_haproxy
 from tests.inference.test_preprocess import encoded, photo
-from tests.serving.commands import Serve
 from tests.serving.gateways import BEARER, KEY, key_file
 from tests.timm.test_to_triton import one_server
 
@@ -273,14 +271,3 @@ def test_the_programs_of_the_page(reader: str, features: np.ndarray) -> None:
     for path, arguments in (("/embed", {"content": b"x"}), ("/v1/embeddings", {"json": {}})):
         assert asked(reader, path, **arguments).status_code == 401
         assert httpx.get(f"{reader}{path}", headers=BEARER, trust_env=False).status_code == 404
-
-
-@pytest.mark.nightly
-def test_serve_prints_the_address_of_embed(features_bundle: Bundle) -> None:
-    command = Serve(features_bundle.path)
-    where = command.ready()
-    assert where["classify"] is None
-    answer = asked(where["embed"], "", content=IMAGES["photo.png"])
-    assert answer.json()["dimension"] == features_bundle.manifest.outputs[0].shape[0]
-    command.process.send_signal(signal.SIGTERM)
-    assert command.end()[0] == 0

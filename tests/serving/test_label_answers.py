@@ -9,6 +9,7 @@ import csv
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,13 +67,20 @@ def server(bundles: dict[str, Bundle], tmp_path_factory: pytest.TempPathFactory)
         yield running
 
 
-def classified(bundle: Bundle, folder: Path, images: Sequence[bytes], top: int = 5) -> list[tuple[Prediction, ...]]:
-    """The predictions of ``gmmvit classify --bundle``."""
+@pytest.fixture(scope="module")
+def local(bundles: dict[str, Bundle]) -> Iterator[dict[str, BundleClassifier]]:
+    """Name of a model → the classifier of ``gmmvit classify --bundle``."""
+    with ExitStack() as opened:
+        yield {name: opened.enter_context(BundleClassifier(bundle)) for name, bundle in bundles.items()}
+
+
+def classified(
+    classifier: BundleClassifier, folder: Path, images: Sequence[bytes], top: int = 5
+) -> list[tuple[Prediction, ...]]:
     files = [folder / f"{index}.img" for index in range(len(images))]
     for file, image in zip(files, images, strict=True):
         file.write_bytes(image)
-    with BundleClassifier(bundle) as classifier:
-        return [answer.predictions for answer in classify_files(classifier, files, top=top)]
+    return [answer.predictions for answer in classify_files(classifier, files, top=top)]
 
 
 def require_equal(outputs: dict[str, Any], row: int, expected: Sequence[Prediction], top: int) -> None:
@@ -91,7 +99,7 @@ def require_equal(outputs: dict[str, Any], row: int, expected: Sequence[Predicti
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("package", [tritonclient.grpc, tritonclient.http], ids=["grpc", "http"])
 def test_the_client_library(
-    package: Any, model: str, server: TritonServer, bundles: dict[str, Bundle], tmp_path: Path
+    package: Any, model: str, server: TritonServer, local: dict[str, BundleClassifier], tmp_path: Path
 ) -> None:
     images = (*PHOTOS, LARGE)
     tensor = package.InferInput("IMAGE", [3, 1], "BYTES")
@@ -102,7 +110,7 @@ def test_the_client_library(
             answer = client.infer(f"{model}_classify", [tensor], parameters=parameters)
             names = ("label", "probability", "index", *(("present",) if model == MULTI else ()))
             outputs = {name: answer.as_numpy(name) for name in names}
-            for row, expected in enumerate(classified(bundles[model], tmp_path, images, top)):
+            for row, expected in enumerate(classified(local[model], tmp_path, images, top)):
                 require_equal(outputs, row, expected, top)
         only = [package.InferRequestedOutput("label")]
         assert client.infer(f"{model}_classify", [tensor], outputs=only).as_numpy("probability") is None
@@ -112,22 +120,23 @@ def test_the_client_library(
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_base64_text_in_json(model: str, server: TritonServer, bundles: dict[str, Bundle], tmp_path: Path) -> None:
+def test_base64_text_in_json(
+    model: str, server: TritonServer, local: dict[str, BundleClassifier], tmp_path: Path
+) -> None:
     for image in (*PHOTOS, LARGE):
         body = {"IMAGE": base64.b64encode(image).decode(), "top": 2}
         answer = posted(server, f"{model}_classify/generate", body)
         outputs = {name: [answer[name]] for name in ("label", "probability", "index", "present") if name in answer}
-        (expected,) = classified(bundles[model], tmp_path, [image], 2)
+        (expected,) = classified(local[model], tmp_path, [image], 2)
         require_equal(outputs, 0, expected, 2)
     (answer,) = posted(server, f"{model}_classify/infer", tensors(PHOTOS[0]))["outputs"][:1]
     assert answer["shape"][0] == 1
     logits = posted(server, f"{model}/generate", {"IMAGE": base64.b64encode(PHOTOS[0]).decode()})["logits"]
-    with BundleClassifier(bundles[model]) as classifier:
-        np.testing.assert_allclose(logits, classifier.logits(PHOTOS[:1])[0], atol=1e-5)
+    np.testing.assert_allclose(logits, local[model].logits(PHOTOS[:1])[0], atol=1e-5)
 
 
-def test_base64_as_clients_write_it(server: TritonServer, bundles: dict[str, Bundle], tmp_path: Path) -> None:
-    (expected,) = classified(bundles[SINGLE], tmp_path, PHOTOS[:1], 1)
+def test_base64_as_clients_write_it(server: TritonServer, local: dict[str, BundleClassifier], tmp_path: Path) -> None:
+    (expected,) = classified(local[SINGLE], tmp_path, PHOTOS[:1], 1)
     plain = base64.b64encode(PHOTOS[0]).decode()
     for text in (
         f"data:image/jpeg;base64,{plain}",

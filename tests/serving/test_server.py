@@ -163,17 +163,23 @@ class TestStarting:
 
 
 class TestStopping:
-    def test_an_interrupt_ends_it_cleanly(self, serve: Callable[..., Serve], repository: Repository) -> None:
-        """`test_serving_a_bundle_directly` sends SIGTERM."""
-        running = serve("--verbose")
-        assert running.ready()["runner"] == repository.runner  # as its configuration states
-        assert len(processes_naming(str(running.path))) >= 4  # gmmvit, tritonserver and two stubs
-        running.process.send_signal(signal.SIGINT)
-        status, errors = running.end()
+    def test_an_interrupt_ends_the_server_of_a_bundle_cleanly(
+        self, bundle: Bundle, repository: Repository, tmp_path: Path
+    ) -> None:
+        """tests/serving/test_gateway.py sends SIGTERM."""
+        with Serve(Path(shutil.copytree(bundle.path, tmp_path / "bundle")), "--verbose") as running:
+            where = running.ready()
+            assert where["runner"] == repository.runner  # as the configuration of its repository states
+            with TritonRunner(bundle, where["http"]) as runner:
+                assert runner.run(bundle.golden()[0]).shape == (8, 10)
+            assert len(processes_naming(where["repository"])) >= 3  # tritonserver and two stubs
+            running.process.send_signal(signal.SIGINT)
+            status, errors = running.end()
         assert status == 0, errors
         assert "· serve: start the server and load the models" in errors
         assert "Traceback" not in errors
-        wait_gone(str(running.path))
+        wait_gone(where["repository"])
+        assert not Path(where["repository"]).exists()
 
     @pytest.mark.nightly
     def test_a_signal_while_it_starts(self, serve: Callable[..., Serve]) -> None:
@@ -204,17 +210,6 @@ class TestStopping:
         assert there
         assert not there & left
         assert [region for name in left for region in Path("/dev/shm").glob(f"{name}*")] == []
-
-    def test_serving_a_bundle_directly(self, bundle: Bundle, tmp_path: Path) -> None:
-        copy = tmp_path / "bundle"
-        shutil.copytree(bundle.path, copy)
-        with Serve(copy) as running:
-            where = running.ready()
-            with TritonRunner(bundle, where["http"]) as runner:
-                assert runner.run(bundle.golden()[0]).shape == (8, 10)
-            running.process.send_signal(signal.SIGTERM)
-            assert running.end()[0] == 0
-            assert not Path(where["repository"]).exists()
 
 
 class TestInstalls:

@@ -50,6 +50,7 @@ def of_half_the_side(grid: torch.Tensor) -> torch.Tensor:
     return grid[..., [0, 0, 2, 2], :, :][..., [0, 0, 2, 2], :]
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("change", "named"),
     [

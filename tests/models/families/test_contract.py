@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -21,15 +23,19 @@ from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.exporting import graphs_of_precisions
+from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.inference.matcher import Refusal, attentions_in
-from gmmvit_deploy.inference.precision import CALIBRATED, PRECISIONS, ROLES, Precision
+from gmmvit_deploy.inference.precision import CALIBRATED, PRECISIONS, QUANTIZED, ROLES, Precision
 from gmmvit_deploy.models.families import FAMILIES, PRESETS, family_of, model_from_spec, preset_spec, spec_from_json
+from gmmvit_deploy.models.families.deepvit import DEEPVIT
 from gmmvit_deploy.models.families.family import Family, small_mask
+from gmmvit_deploy.models.families.rmt import RMT
 from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines, folding_passes
 from gmmvit_deploy.models.layers.attention import attentions_without_scores
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
+from gmmvit_deploy.models.sources.hints import WEIGHTS_KINDS, WeightsKind
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, input_shape, spec_to_json
 from gmmvit_deploy.parity._localize import last_tensors
 from gmmvit_deploy.parity.reference import Reference
@@ -48,7 +54,9 @@ from tests.models.families.small_models import (
     SMALL,
     Small,
     SmallExports,
+    distinct_model,
     failing_rules,
+    random_images,
     require_logits_of_precision,
 )
 
@@ -94,6 +102,12 @@ def _id(name: str) -> str:
 @cache
 def loaded_checkpoint(name: str) -> LoadedCheckpoint:
     return load_checkpoint(golden(name).path, golden(name).hints)
+
+
+@pytest.fixture(scope="session")
+def small_exports(shared: Path) -> SmallExports:
+    """The small models of every family, exported when they are first asked for."""
+    return SmallExports(shared)
 
 
 @pytest.fixture(params=NAMES, ids=_id)
@@ -277,10 +291,10 @@ def test_kernel_takes_each_attention_or_gives_a_reason(small: Small, small_expor
 @pytest.mark.parametrize(
     ("small", "precision"),
     [
-        pytest.param(small, precision, id=f"{small}-{precision}", marks=marks(small))
-        for small in FAMILY_EXAMPLES
+        pytest.param(small, precision, id=f"{small}-{precision}", marks=pytest.mark.nightly if later else [])
+        for later, small in enumerate(FAMILY_EXAMPLES)
         if not small.variant or str(small) in ("swin-spt-lsa", "cait-spt-lsa")
-        for precision in (OTHER_PRECISIONS if small is FAMILY_EXAMPLES[0] else ("fp16", "int8"))
+        for precision in (("fp16", "int8") if later else OTHER_PRECISIONS)
     ],
 )
 def test_each_precision_exports(
@@ -361,3 +375,72 @@ def test_masks_are_drawn(small: Small) -> None:
     assert bool(layers) == (small.kind not in ("plain", "decay"))  # decay is a bias on the scores, not a mask
     if layers:
         assert sheet(layers, title=str(small)).width > 0
+
+
+# ---- networks that differ from the small model of their family, in fp16 and int8 -------------------------------------
+
+
+OTHER: dict[str, tuple[Family, dict[str, Any]]] = {
+    "rmt-2023": (RMT, {"release": "2023", "projection_dim": 0}),
+    "rmt-token_label": (RMT, {"release": "token_label"}),
+    "deepvit-odd_head_dim": (DEEPVIT, {"dim": 99, "heads": 3}),
+}
+"""Name of a small model → its family, and the fields in which its spec differs from that of the contract."""
+GOLDEN = ("deepvit_patch",)
+
+
+def model_and_images(name: str) -> tuple[Model, np.ndarray]:
+    if name in OTHER:
+        family, fields = OTHER[name]
+        small: Any = family.small(small_mask(family.mask_kinds[0]))
+        spec = replace(small, **fields)
+        return distinct_model(spec), random_images(spec)
+    case = golden(name)
+    return load_checkpoint(case.path, case.hints).model, case.inputs
+
+
+@pytest.mark.first(1)
+@pytest.mark.integration
+@pytest.mark.parametrize(("name", "precision"), [*((name, "fp16") for name in (*OTHER, *GOLDEN)), ("rmt-2023", "int8")])
+def test_other_networks_in_each_precision(name: str, precision: Precision) -> None:
+    """bf16 has the nodes of fp16, and fp8 those of int8."""
+    model, images = model_and_images(name)
+    calibration = [images] if precision in CALIBRATED else None
+    with failing_rules():
+        prepared = graph_from_model(model, precision, preprocessing=None, max_batch=8, calibration=calibration)
+    assert {declared_role(node) for node in prepared.model.graph} <= set(ROLES)
+    share = require_logits_of_precision(prepared.model, precision, model, images)
+    assert share < (0.25 if precision in QUANTIZED else 0.05)
+
+
+# ---- averaged weights read as trained --------------------------------------------------------------------------------
+
+
+BOTH = ("deepvit_ema_amp", "eanet_performer", "rmt_tiny_like", "timm_vit", "timm_deit_distilled")
+"""Golden files of training scripts that average the weights: a file for each family of such scripts, two for timm."""
+AVERAGED_LOGITS = ("logits_ema64", "logits64_ema")
+"""Names of the authors' logits with the averaged weights, if stored."""
+FAR = 100
+
+
+def logits_of(case: Golden, weights: WeightsKind) -> np.ndarray:
+    return exact_logits(load_checkpoint(case.path, replace(case.hints, weights=weights)).model, case.inputs)
+
+
+def test_a_file_of_every_family_with_averaged_weights_is_here() -> None:
+    asked = {entry["family"] for entry in MANIFEST.values() if entry.get("hints", {}).get("weights") in WEIGHTS_KINDS}
+    assert asked == {golden(name).family for name in BOTH}
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize("name", BOTH)
+def test_the_wrong_kind_of_weights_is_far_from_the_golden_logits(name: str) -> None:
+    case = golden(name)
+    entry = MANIFEST[name]
+    stored = np.load(entry["folder"] / entry.get("inputs", f"{name}.npz"))
+    trained, averaged = (logits_of(case, weights) for weights in WEIGHTS_KINDS)
+    assert_same_logits(trained, stored["logits64"])
+    assert np.abs(averaged - stored["logits64"]).max() > FAR * case.atol
+    for key in set(AVERAGED_LOGITS) & {*stored.files}:
+        assert_same_logits(averaged, stored[key])
+        assert np.abs(trained - stored[key]).max() > FAR * case.atol

@@ -145,7 +145,7 @@ def with_int8(bundle: Bundle, folder: Path) -> Bundle:
 ONE_OF_EACH_FAMILY = list({MANIFEST[name]["family"]: name for name in NAMES if name in LATER}.values())
 
 
-@pytest.mark.first(1)
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ONE_OF_EACH_FAMILY)
 def test_int8_in_openvino(name: str, tensor_bundles: dict[str, Bundle], shared: Path) -> None:
     saturates = int8_saturates()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,6 @@ from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
 from tests.conftest import Golden, golden
 from tests.exact import assert_same_logits, exact_logits
 from tests.golden_files import tensors_of
-from tests.models.families import oracle
 
 SMALL = VIT_PYTORCH.small(MaskSpec())
 assert isinstance(SMALL, VitPytorchSpec)
@@ -137,16 +137,17 @@ def test_a_prenorm_vit_pools_all_tokens(tmp_path: Path) -> None:
     assert isinstance(spec, ViTSpec)
     assert spec.pools_all
     assert spec_from_json(spec_to_json(spec)) == spec
-    state = {name: tensor.double().numpy() for name, tensor in loaded.model.state_dict().items()}
-    x = oracle.linear(state, "patch_embedding.project", oracle.patches(case.inputs[0].astype(float), spec.patch_size))
-    x = np.concatenate([state["class_token"][0], x]) + state["position_embedding"][0]
-    for i in range(spec.depth):
-        x = oracle.block(state, f"blocks.{i}", x, np.ones((spec.heads, len(x), len(x))), spec.head_dim)
-    expected = oracle.linear(state, "head", oracle.norm(state, "head_norm", x.mean(0)))
-    np.testing.assert_allclose(logits64(loaded.model, case)[0], expected, rtol=0, atol=1e-11)
+    tokens: list[torch.Tensor] = []
+    by_class_token: Any = load_checkpoint(path, replace(case.hints, source="spt-lsa")).model  # whose logits are golden
+    by_class_token.blocks[-1].register_forward_hook(lambda _, __, out: tokens.append(out))
+    assert_same_logits(logits64(by_class_token, case), case.exact)
+    with torch.inference_mode():
+        head_norm, head = by_class_token.double().head_norm, by_class_token.head
+        expected = head(head_norm(tokens[-1].mean(1))).numpy()
+    np.testing.assert_allclose(logits64(loaded.model, case), expected, rtol=0, atol=1e-11)
     folded = fold(loaded.model)
     assert folded.passes["narrow_last_block"] == (f"blocks.{spec.depth - 1}",)
-    np.testing.assert_allclose(logits64(folded.model, case)[0], expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits64(folded.model, case), expected, rtol=0, atol=1e-5)
 
 
 def test_a_plain_cait_without_root_mask_needs_the_source(tmp_path: Path) -> None:

@@ -99,6 +99,8 @@ def cases() -> Iterator[tuple[str, Case]]:
     yield "stored base", Case(mixture, lambda x: each_entry(gaussian) * x, "mask", mistakes=7)
     closed = ClosedFormGaussianMask(alpha, sigma, GRID)
     yield "closed form", Case(closed, lambda x: each_entry(gaussian) * x, "mask", mistakes=7)
+    alone = GaussianMixtureMask(alpha[:, :1], sigma[:, :1], GRID)
+    yield "shared", Case(alone, lambda x: each_entry(lambda h, i, j: gaussian(0, i, j)) * x, "mask", mistakes=4)
     yield "element-wise", Case(ElementwiseMask(weight), lambda x: exact(weight) * x, "mask", mistakes=5)
 
     def patches_only(h: int, i: int, j: int) -> float:

@@ -17,6 +17,7 @@ from gmmvit_deploy.bundle.variants import Variant
 from gmmvit_deploy.errors import BundleError, InputError
 from gmmvit_deploy.exporting.golden import fresh_inputs
 from gmmvit_deploy.exporting.onnx_from_model import onnx_from_model
+from gmmvit_deploy.graphs.quantize import activations_of, projections_of, quantize_graph
 from gmmvit_deploy.inference.cores import int8_saturates
 from gmmvit_deploy.inference.onnxruntime_program import OnnxRuntimeProgram
 from gmmvit_deploy.inference.openvino_program import CHUNK, CHUNK_OF_LARGE, OpenVinoProgram
@@ -29,6 +30,7 @@ from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.programs.onnxruntime import session_from_onnx
+from gmmvit_deploy.runtimes.programs.openvino_times import projection_gains, relative_time
 from gmmvit_deploy.runtimes.runners._openvino import OpenVinoRunner
 from gmmvit_deploy.runtimes.runners.open import open_runner, open_runners
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
@@ -240,3 +242,17 @@ def test_int8_saturates_on_x86_without_vnni(tmp_path: Path, line: str, saturates
     reason = int8_saturates(tmp_path / "cpuinfo")
     assert ("no VNNI" in reason) is saturates
     assert bool(reason) is saturates
+
+
+# ---- what int8 gains in each projection ------------------------------------------------------------------------------
+
+
+def test_each_product_is_found_in_the_profile(bundle: Bundle) -> None:
+    plain = ir.load(bundle.onnx_path)
+    quantized = quantize_graph(plain, "int8", dict.fromkeys(activations_of(plain.graph), (-8.0, 8.0)))
+    batch, projections = bundle.golden_set().inputs[:2], projections_of(plain.graph)
+    gains = projection_gains(plain, quantized, projections, batch)
+    assert list(gains) == [node.name for node in projections]
+    assert any(gains.values())
+    assert gains["blocks.0.mlp.0/MatMul"] == gains["blocks.1.mlp.0/MatMul"]  # of the same shape
+    assert relative_time(plain, quantized, batch) > 0

@@ -1,8 +1,9 @@
-"""What Triton itself refuses without a gateway: a request that finds the queue full."""
+"""What Triton does without a gateway: it refuses a request that finds the queue full, or accepts and never answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
 from tests.serving.test_server import PROTOCOLS, url_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 SLOW = 255
 """A batch that begins with this pixel takes a second."""
 
@@ -49,6 +49,8 @@ def refusing(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield running
 
 
+@pytest.mark.nightly
+@pytest.mark.integration
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_full_queue_is_no_missing_server(protocol: str, refusing: TritonServer) -> None:
     pixels = np.full((1, 32, 32, 3), SLOW, np.uint8)
@@ -69,3 +71,34 @@ def test_a_full_queue_is_no_missing_server(protocol: str, refusing: TritonServer
     for refusal in refusals:
         assert isinstance(refusal, OverloadError), refusal
         assert f"{connection.url} answers, but refuses requests for now" in str(refusal)
+
+
+# ---- a server that accepts a connection and never answers ------------------------------------------------------------
+
+
+CALLS: dict[str, Callable[[TritonConnection], object]] = {
+    "configuration": lambda connection: connection.model("gmmvit"),
+    "statistics": lambda connection: connection.timings("gmmvit"),
+    "version": lambda connection: connection.version(),
+    "inference": lambda connection: connection.infer("gmmvit", "PIXELS", np.zeros((1, 2), np.uint8)),
+}
+
+
+@pytest.fixture
+def silent_address() -> Iterator[str]:
+    """Yield ``host:port`` of a socket that accepts connections and sends nothing."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.first(2)
+@pytest.mark.timeout(45)  # without a limit of its own, a call takes 60 s
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+def test_a_silent_server_ends_the_call(
+    silent_address: str, protocol: str, call: Callable[[TritonConnection], object]
+) -> None:
+    url = f"{protocol}://{silent_address}"
+    message = f"{silent_address}: (no answer within 0.3 s|timed out)"
+    with TritonConnection(url, timeout_s=0.3) as connection, pytest.raises(ServerError, match=message):
+        call(connection)

@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE, MANIFEST_FILE, Bundle
+from gmmvit_deploy.bundle.artifacts import GOLDEN_FILE, MANIFEST_FILE, Bundle, open_bundle
 from gmmvit_deploy.errors import GmmvitError, InputError, ServerError
 from gmmvit_deploy.serving.rollout._orders import first_bundles
+from gmmvit_deploy.serving.rollout._rollout import RolloutOptions, served_name
 from gmmvit_deploy.serving.rollout._state import State
-from gmmvit_deploy.serving.rollout.control import send_order
+from gmmvit_deploy.serving.rollout.control import ControlServer, Send, send_order
+from tests.cli.terminal import gmmvit_here
+from tests.conftest import once
 from tests.documented import ROOT
 from tests.haproxy import needs_haproxy
-from tests.serving.gateways import key_file, request
+from tests.random_bundles import bundle_of, random_vit
+from tests.serving.gateways import KEY, key_file, request
+from tests.serving.rollout.checked_load import CheckedLoad
 from tests.serving.rollout.state_service import StateService, classifying, load, other_bundle, png, processes, promoted
-from tests.waiting import wait_until
-
-pytestmark = [needs_haproxy, pytest.mark.integration]
+from tests.waiting import best_of, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +49,8 @@ def service(tmp_path_factory: pytest.TempPathFactory, bundles: dict[str, Bundle]
     running.kill()
 
 
+@pytest.mark.integration
+@needs_haproxy
 @pytest.mark.nightly
 def test_rollouts_under_load_lose_nothing_and_every_answer_states_its_bundle(
     service: StateService, bundles: dict[str, Bundle]
@@ -65,6 +76,8 @@ def test_rollouts_under_load_lose_nothing_and_every_answer_states_its_bundle(
     assert all(answer.json()["runner"] == answer.headers["x-gmmvit-runner"] for answer in images)
 
 
+@pytest.mark.integration
+@needs_haproxy
 @pytest.mark.nightly
 def test_other_labels_of_the_images_go_back(service: StateService, bundles: dict[str, Bundle], tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
@@ -86,6 +99,8 @@ def test_other_labels_of_the_images_go_back(service: StateService, bundles: dict
         pytest.fail("the two bundles give the same labels to all images: choose other images")
 
 
+@pytest.mark.integration
+@needs_haproxy
 @pytest.mark.first(1)
 @pytest.mark.parametrize("array", ["logits", pytest.param("image_logits", marks=pytest.mark.nightly)])
 def test_other_answers_than_the_golden_answers_go_back_under_load(
@@ -111,6 +126,8 @@ def test_other_answers_than_the_golden_answers_go_back_under_load(
     assert promoted(service) == before
 
 
+@pytest.mark.integration
+@needs_haproxy
 def test_a_contract_change_is_refused_by_name_and_counted(service: StateService, bundles: dict[str, Bundle]) -> None:
     before, counted = promoted(service), rollout_metrics(service)
     answer = service.order(bundle=str(bundles["labels"].path))
@@ -122,6 +139,8 @@ def test_a_contract_change_is_refused_by_name_and_counted(service: StateService,
     assert rollout_metrics(service) == {**counted, refused: counted[refused] + 1}
 
 
+@pytest.mark.integration
+@needs_haproxy
 def test_no_bundle_and_the_served_bundle_are_refused(
     service: StateService, bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:
@@ -130,6 +149,8 @@ def test_no_bundle_and_the_served_bundle_are_refused(
     assert "serves this bundle already" in service.order(bundle=str(served.path))["error"]
 
 
+@pytest.mark.integration
+@needs_haproxy
 @pytest.mark.nightly
 def test_an_abort_under_load_goes_back_and_refuses_no_image(
     service: StateService, bundles: dict[str, Bundle], tmp_path: Path
@@ -169,6 +190,8 @@ def abort_a_rollout(service: StateService, before: str, other: Bundle, folder: P
     assert results[0]["error"] == "the rollout was aborted"
 
 
+@pytest.mark.integration
+@needs_haproxy
 def test_the_documented_command_ends_the_process_of_the_server_alone(service: StateService) -> None:
     page = (ROOT / "docs/pages/operate.md").read_text(encoding="utf-8")
     (command,) = set(re.findall(r"`pkill -9 (-P PID \w+)`", page))
@@ -189,6 +212,8 @@ def rollout_metrics(service: StateService) -> dict[str, float]:
     return {name: float(value) for name, _, value in samples}
 
 
+@pytest.mark.integration
+@needs_haproxy
 @pytest.mark.nightly
 def test_after_a_restart_the_service_serves_the_promoted_bundle(
     service: StateService, bundles: dict[str, Bundle]
@@ -211,6 +236,8 @@ def test_after_a_restart_the_service_serves_the_promoted_bundle(
     assert {bundles["gmm"].sha256, bundles["elm"].sha256} <= {line["bundle"] for line in access_log(service)}
 
 
+@pytest.mark.integration
+@needs_haproxy
 def test_a_service_starts_with_its_promoted_bundle_or_asks_for_a_bundle(
     tmp_path: Path, bundles: dict[str, Bundle]
 ) -> None:
@@ -225,3 +252,198 @@ def test_a_service_starts_with_its_promoted_bundle_or_asks_for_a_bundle(
     assert "gmmvit rollout" in caught.value.hint
     with pytest.raises(InputError, match="has the models gmmvit, not cats"):
         first_bundles(state, {"cats": bundles["gmm"]})
+
+
+# ---- larger images, which clients expect -----------------------------------------------------------------------------
+
+
+WAIT = ("--in-flight", "1", "--queue-timeout", "10000")
+"""With a single request at a time, the other clients' requests wait, if they fit into a buffer."""
+
+
+@pytest.fixture(scope="module")
+def larger(shared: Path) -> Bundle:
+    """A ViT for images of 256×256: 196,608 bytes, more than the buffers of a gateway for 32×32."""
+
+    def make(out: Path) -> None:
+        bundle_of(random_vit(depth=1, image_size=256, patch_size=32), out.parent, name=out.name)
+
+    return once(shared / "pixels_256", partial(make))
+
+
+def load_of_larger_images(service: StateService, bundle: Bundle, rate: float) -> CheckedLoad:
+    pixels, logits = bundle.golden()
+    where = service.where
+    return CheckedLoad(where["grpc"], where["http"], KEY, pixels, {bundle.sha256: logits}, rate)
+
+
+@pytest.mark.nightly
+@needs_haproxy
+@pytest.mark.integration
+def test_larger_images_wait_after_their_bundle_was_promoted(bundle: Bundle, larger: Bundle, tmp_path: Path) -> None:
+    assert open_bundle(larger.path).manifest.image.tensor_shape == (3, 256, 256)
+    photo = tmp_path / "photo.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(photo)
+    with StateService(tmp_path, key_file(tmp_path), str(bundle.path), *WAIT) as service:
+        with load_of_larger_images(service, bundle, rate=60) as clients:
+            clients.await_more(5)
+            # Refused after the gateway has changed for both bundles, so it changes back.
+            order = {"bundle": str(larger.path), "allow_contract_change": True}
+            refused = service.order(**order, images=[str(photo)] * 3, agreement=1.0)
+            clients.await_more(5)
+        assert "the same label as the old server" in refused["error"]
+        assert (clients.lost, clients.wrong) == ([], [])
+        assert "done" in service.order(**order)
+        assert promoted(service) == larger.sha256
+        with load_of_larger_images(service, larger, rate=1e9) as clients:
+            clients.await_more(30)
+        assert (clients.lost[:3], clients.wrong) == ([], [])
+        assert stopped_s(service) > 0
+    sizes = re.findall(r"buffers of (\d+) bytes", (tmp_path / "service.log").read_text())
+    assert sizes == ["245760", "131072", "245760"]
+
+
+def stopped_s(service: StateService) -> float:
+    """Return the seconds of an exit while a client keeps an idle connection open."""
+    parts = urlsplit(service.where["http"])
+    idle = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=30)
+    idle.request("GET", "/v2/health/ready")
+    assert idle.getresponse().read() == b""
+    started = time.monotonic()
+    assert service.stop() == 0
+    return time.monotonic() - started
+
+
+@pytest.mark.nightly
+@needs_haproxy
+@pytest.mark.alone
+@pytest.mark.integration
+def test_an_idle_connection_does_not_hold_up_the_exit(bundle: Bundle, tmp_path: Path) -> None:
+
+    def measured_s() -> float:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        with StateService(folder, key_file(folder), str(bundle.path)) as service:
+            return stopped_s(service)
+
+    assert best_of(3, measured_s, enough=15) < 15
+
+
+# ---- one of several models -------------------------------------------------------------------------------------------
+
+
+def test_the_only_model_needs_no_name() -> None:
+    assert served_name(None, ["cats"]) == served_name("cats", ["cats", "shop"]) == "cats"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [(None, "the service has several models: cats, shop"), ("dogs", "the service has no model dogs, only cats, shop")],
+)
+def test_a_name_that_decides_nothing_is_refused(name: str | None, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        served_name(name, ["shop", "cats"])
+    assert "--name with one of cats, shop" in caught.value.hint
+
+
+@needs_haproxy
+@pytest.mark.integration
+@pytest.mark.nightly
+def test_one_of_two_models_is_exchanged_under_load_and_goes_back(tmp_path: Path, bundles: dict[str, Bundle]) -> None:
+    shop, old, new = bundles["gmm"], bundles["elm"], bundles["gmm"]
+    with StateService(tmp_path, key_file(tmp_path), f"shop={shop.path}", f"cats={old.path}") as service:
+        assert "several models: cats, shop" in service.order(bundle=str(new.path))["error"]
+        with (
+            load(service, {"shop": shop}, network="shop_network") as of_shop,
+            load(service, {"old": old, "new": new}, network="cats_network") as of_cats,
+        ):
+            of_shop.await_more(6)
+            of_cats.await_more(6)
+            assert set(of_cats.answered) == {old.sha256}
+            words = ["rollout", str(new.path), "--to", str(service.state), "--name", "cats"]
+            typed = subprocess.run(
+                [sys.executable, "-m", "gmmvit_cli.main", *words], capture_output=True, text=True, check=True
+            )
+            assert typed.stdout == f"the service serves bundle {new.sha256} as cats\n"
+            require_classified(service, {"shop": shop, "cats": new})
+            (status,) = send_order(service.state, {"order": "status"})
+            (cats, _) = status["status"]["models"]
+            assert (cats["name"], cats["bundle"], cats["before"]) == ("cats", new.sha256, old.sha256)
+            assert f"serves bundle {shop.sha256[:12]} as shop" in status["done"]
+            of_cats.await_more(6)
+            answer = service.order(bundle=cats["before_path"], name="cats")
+            assert "done" in answer, answer
+            require_classified(service, {"shop": shop, "cats": old})
+            of_shop.await_more(6)
+            of_cats.await_more(6)
+        assert (of_shop.lost, of_shop.wrong, of_cats.lost, of_cats.wrong) == ([], [], [], [])
+        assert (set(of_shop.answered), set(of_cats.answered)) == ({shop.sha256}, {old.sha256, new.sha256})
+        assert (promoted(service, "shop"), promoted(service, "cats")) == (shop.sha256, old.sha256)
+        assert service.stop() == 0
+    with StateService(tmp_path, tmp_path / "keys.txt") as service:
+        require_classified(service, {"shop": shop, "cats": old})
+
+
+def require_classified(service: StateService, bundles: dict[str, Bundle]) -> None:
+    """Hold the bundles that ``/classify/NAME`` states to those expected."""
+    for name, bundle in bundles.items():
+        answer = request(service.where["http"], f"/classify/{name}", png())
+        assert (answer.status, answer.json()["bundle"]) == (200, bundle.sha256)
+
+
+# ---- mistakes in the options -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.nightly
+def test_percent_of_agreement_gets_a_share_to_type() -> None:
+    with pytest.raises(InputError, match="--agreement: expected a share from 0 to 1, got 95") as caught:
+        RolloutOptions(agreement=95.0)
+    assert caught.value.hint == "type --agreement 0.95"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["manifest.json", "photo.png"])
+def test_a_folder_of_something_else_stays_as_it_is(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("")
+    named = "a bundle" if name == "manifest.json" else r"a folder with other files \(photo\.png\)"
+    with pytest.raises(InputError, match=named), State(tmp_path).locked():
+        pytest.fail("the folder was taken")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    answer = gmmvit_here("rollout", "--status", "--to", tmp_path)
+    assert answer.status == 1
+    assert re.search(f"Error: --to .*: expected the state folder of a service, got {named}\n", answer.err)
+
+
+@pytest.mark.nightly
+def test_the_folder_of_a_service_is_taken(tmp_path: Path) -> None:
+    for name in ("lock", "control", ".promoted.json.partial-ab"):
+        (tmp_path / name).write_text("")
+    with State(tmp_path).locked():
+        pass
+    for name in ("promoted.json", "notes.txt"):
+        (tmp_path / name).write_text("{}")
+    with State(tmp_path).locked():
+        pass
+
+
+@pytest.mark.nightly
+@pytest.mark.integration
+def test_an_interrupted_command_states_how_to_end_the_rollout(tmp_path: Path, bundle: Bundle) -> None:
+    ended = threading.Event()
+
+    def begin(order: dict[str, Any], send: Send) -> Mapping[str, Any]:
+        send({"step": "begins"})
+        ended.wait(60)
+        return {"done": "rolled out"}
+
+    command = [sys.executable, "-m", "gmmvit_cli.main", "rollout", str(bundle.path), "--to", str(tmp_path)]
+    with ControlServer(State(tmp_path), {"rollout": begin}):
+        processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        for process, number, status in zip(processes, (signal.SIGINT, signal.SIGTERM), (130, 143), strict=True):
+            with process:
+                assert process.stderr is not None
+                assert process.stderr.readline() == "begins\n"
+                process.send_signal(number)
+                assert process.wait(30) == status
+                words = f"the rollout goes on; type gmmvit rollout --abort --to {tmp_path} to end it"
+                assert words in process.stderr.read()
+        ended.set()

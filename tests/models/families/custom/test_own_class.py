@@ -333,9 +333,7 @@ class Pooled(nn.Module):
 """
 
 
-@pytest.mark.parametrize(
-    ("size", "operator"), [((3, 3), "MatMul"), ((3, 4), "MatMul"), ((9, 8), "MatMul"), ((4, 2), "AveragePool")]
-)
+@pytest.mark.parametrize(("size", "operator"), [((3, 9), "MatMul"), ((4, 2), "AveragePool")])
 def test_adaptive_average_pooling_to_any_size(size: tuple[int, int], operator: str, tmp_path: Path) -> None:
     """The network pools 8 × 8 values, and the 8 × 64 values of an image.
 

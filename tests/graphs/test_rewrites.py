@@ -1,24 +1,73 @@
-"""Merging tokens: the graph computes what the formula says, and networks whose tokens have places are refused."""
+"""Rewrites of stacked projections and merged tokens: the logits of the formula, and other graphs unchanged."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 import torch
 from torch import Tensor
 
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
+from gmmvit_deploy.graphs.exported import fold_constants
 from gmmvit_deploy.graphs.merged_tokens import why_not_merged, with_merged_tokens
+from gmmvit_deploy.graphs.stacked_qkv import split_stacked_projections
+from gmmvit_deploy.graphs.wiring import order_of
 from gmmvit_deploy.models.families.timm.model import TimmModel
 from tests.graphs.small_graphs import run
 from tests.models.families.small_models import random_images
-from tests.timm_graphs import timm_model
+from tests.timm_graphs import exported, timm_model
 
-pytestmark = pytest.mark.integration
+
+def folded(model: ir.Model) -> ir.Model:
+    fold_constants(model)
+    return model
+
+
+def images_for(model: ir.Model, count: int = 3) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((count, *model.graph.inputs[0].shape[1:]), dtype=np.float32)
+
+
+def rewritten(model: ir.Model) -> ir.Model:
+    short = model.clone()
+    split_stacked_projections(short)
+    onnx.checker.check_model(ir.to_proto(short), full_check=True)
+    return short
+
+
+def text(model: ir.Model) -> str:
+    return str(ir.to_proto(model))
+
+
+@pytest.mark.first(1)
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["vit", "registers", "map_pooling", "swin", "beit", "pit", "eva02", "cait"])
+def test_the_rewritten_graph_computes_the_same_logits(name: str) -> None:
+    model = folded(exported(name))
+    short = rewritten(model)
+    images = images_for(model)
+    np.testing.assert_array_equal(run(short, images, exact=True), run(model, images, exact=True))
+    assert len({node.name for node in short.graph}) == len(short.graph)
+    assert [2, 0, 3, 1, 4] in [order_of(node) for node in model.graph]
+    assert [2, 0, 3, 1, 4] not in [order_of(node) for node in short.graph]
+    assert text(rewritten(short)) == text(short)
+
+
+def test_a_graph_with_nothing_to_rewrite_stays_the_same(tensor_bundles: dict[str, Bundle]) -> None:
+    model = ir.load(tensor_bundles["vit_gmm"].onnx_path)
+    before = text(model)
+    split_stacked_projections(model)
+    assert text(model) == before
+
+
+# ---- merged tokens ---------------------------------------------------------------------------------------------------
+
+
 PATCHES = 196
 
 
@@ -72,6 +121,8 @@ def expected_logits(model: TimmModel, images: Tensor) -> Tensor:
     return torch.cat(rows)
 
 
+@pytest.mark.integration
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", ["196_patches", "196_patches_registers", "196_patches_map_pooling"])
 def test_the_graph_merges_as_the_formula_says(name: str) -> None:
     model = timm_model(name)
@@ -85,14 +136,16 @@ def test_the_graph_merges_as_the_formula_says(name: str) -> None:
     assert abs(alone - logits[:1]).max() <= 1e-6 * abs(exact).max()  # neighbours of an image do not change its answer
 
 
+@pytest.mark.integration
+@pytest.mark.first(2)
 @pytest.mark.parametrize(
     ("name", "why"),
     [
         ("swin", "score_bias"),
+        ("64_patches", "64 patches are few"),
         ("eva02", "rotation"),
         ("resnet", "unknown"),
         ("convnext", "depthwise"),
-        ("64_patches", "64 patches are few"),
     ],
 )
 def test_networks_whose_tokens_are_not_merged(name: str, why: str) -> None:
