@@ -24,6 +24,7 @@ __version__ = "0.1.0"
 for _variable, _value in {
     "ORT_DISABLE_TELEMETRY": "1",  # ONNX Runtime, in its wheels for Linux too
     "HF_HUB_DISABLE_TELEMETRY": "1",  # huggingface_hub, of transformers and timm
+    "RAY_USAGE_STATS_ENABLED": "0",
 }.items():
     os.environ.setdefault(_variable, _value)
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: its import fails

@@ -86,6 +86,7 @@ _PACKAGES = {
     "tensorboard": "train",
     "fsspec": "bulk",
     "pyarrow": "bulk",
+    "ray": "ray",
 }
 
 

@@ -30,7 +30,7 @@ import re
 READABLE_HINT = "give a file that this user may read, on a disk that works"
 """The hint of an error about a file that the operating system does not let this process read."""
 _COMMAND_OR_OPTION = re.compile(
-    r"\b(?:gmmvit|hf|curl|pip|python) [a-z-][^;]*|type (?=-)|--dataset NAME, or |--set (?=\w)|--[a-z-]+|(?<!\S)-o\b"
+    r"\b(?:gmmvit|hf|ray|curl|pip|python) [a-z-][^;]*|type (?=-)|--dataset NAME, or |--set (?=\w)|--[a-z-]+|(?<!\S)-o\b"
 )
 _ARGUMENTS = {
     "type ": "give ",

@@ -28,7 +28,7 @@ from tests.serving.gateways import KEY
 
 pytestmark = [pytest.mark.nightly, pytest.mark.integration]
 HERE = {"localhost", "127.0.0.1", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::", socket.gethostname()}  # noqa: S104
-_VARIABLES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY")
+_VARIABLES = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "RAY_USAGE_STATS_ENABLED")
 _IMAGE = f"registry.example/gmmvit@sha256:{'a' * 64}"
 COMMANDS = {
     "inspect": "inspect CHECKPOINT",

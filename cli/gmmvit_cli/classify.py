@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import typer
 
@@ -28,6 +28,7 @@ gmmvit classify photos/ --url grpc://localhost:8001 --top 3
 gmmvit classify --bundle bundle --from photos/ --to results"""
 
 _DEFAULT_URL = "grpc://localhost:8001"
+_Launcher = Literal["local", "ray"]
 _BULK = Panel("Millions of images")
 
 
@@ -88,8 +89,16 @@ def classify(
         "again continues an interrupted run.",
         name="--to",
     ),
+    launcher: _Launcher = _BULK.option(
+        "NAME",
+        "Who runs the shards of --from. local: worker processes on this machine. ray: tasks of a Ray cluster.",
+        default="local",
+        names=get_args(_Launcher),
+    ),
     shard_images: int = _BULK.option("N", "Maximum number of images in a shard of --from.", default=5000, min=1),
-    workers: int | None = _BULK.option("N", "Worker processes.", min=1, show_default="1 per core; 1 for a GPU"),
+    workers: int | None = _BULK.option(
+        "N", "Worker processes of --launcher local.", min=1, show_default="1 per core; 1 for a GPU"
+    ),
     shards: str | None = _BULK.option(
         "I/N",
         "Classify only the shards I, I + N, I + 2N and so on of --from, with I from 0 on; JOB_COMPLETION_INDEX/N "
@@ -140,6 +149,7 @@ def classify(
                     source,
                     folder,
                     runner=runner,
+                    launcher=launcher,
                     batch=batch,
                     shard_images=shard_images,
                     image_column=image_column,

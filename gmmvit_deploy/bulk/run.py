@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from gmmvit_deploy.arguments import require_counts
+from gmmvit_deploy.arguments import require_counts, require_known
 from gmmvit_deploy.bulk._local import classify_locally
 from gmmvit_deploy.bulk._plan import ShardRecord, kept_ends, read_plan, remove_rows, settled_plan, shard_name
 from gmmvit_deploy.bulk._report import page_of, report_of
@@ -26,6 +26,7 @@ from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.progress import OnProgress, Progress, ignore
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner
 
+Launcher = Literal["local", "ray"]
 REPORT = "_report.html"
 """Readers of Parquet folders leave out names that begin with an underscore."""
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
@@ -89,6 +90,7 @@ def classify_source(
     folder: Path | str,
     *,
     runner: str | None = None,
+    launcher: Launcher = "local",
     batch: int | None = None,
     shard_images: int = 5000,
     image_column: str | None = None,
@@ -106,16 +108,19 @@ def classify_source(
     runner: name and precision, such as ``openvino:bf16``; None for that of the folder's plan, else
     `choose_runner`.
     batch: images in a batch; None for the largest batch of the bundle.  part: the shards of this run; None for all.
-    workers: processes on this machine; None for one a core, or one for a GPU.
+    workers: processes on this machine, for the launcher ``local``; None for one a core, or one for a GPU.
     The run that finds every shard of the job complete writes the report, ``_report.html`` in the folder.
     Errors: InputError when the folder belongs to another source, bundle or settings, and for wrong input.
     OutputError when a shard cannot be written.  GmmvitError when a worker fails.
     """
     source, folder = str(source), str(folder)
     require_counts(batch=batch, shard_images=shard_images, workers=workers)
+    require_known("launcher", launcher, get_args(Launcher))
     require("pyarrow", package="pyarrow", extra="bulk")
     if runner is not None:
         require_bulk_runner(runner)
+    if launcher == "ray":
+        require("ray", package="ray", extra="ray")
     opened = open_bundle(bundle)
     on_progress(Progress("list the source"))
     listed = open_source(source, column=image_column)
@@ -161,7 +166,12 @@ def classify_source(
     rate = _Rate(sum(shard.images for shard in selected), todo, on_progress)
     if missing:
         try:
-            classify_locally(job, missing, workers=workers or default_workers, on_images=rate.add)
+            if launcher == "ray":
+                from gmmvit_deploy.bulk._ray_tasks import classify_with_ray
+
+                classify_with_ray(job, missing, on_images=rate.add)
+            else:
+                classify_locally(job, missing, workers=workers or default_workers, on_images=rate.add)
         finally:
             storage.remove_leftovers()  # of workers that were ended while they wrote
     seconds = time.monotonic() - started

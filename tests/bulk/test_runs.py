@@ -230,6 +230,20 @@ def test_a_full_disk(quiet: dict[str, bytes], bundle: Bundle, source: Path, tmp_
         subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.nightly
+def test_two_ray_workers(quiet: dict[str, bytes], source: Path, bundle: Bundle, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray", reason="ray is not installed: the launcher ray is not tested")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        result = classify_source(
+            bundle.path, str(source), str(tmp_path), runner="onnxruntime", shard_images=SHARD, launcher="ray"
+        )
+    finally:
+        ray.shutdown()
+    assert result.complete
+    assert shards_in(tmp_path) == quiet
+
+
 def test_ctrl_c_says_what_is_kept_and_what_to_type(
     source: Path, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
