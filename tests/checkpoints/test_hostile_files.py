@@ -159,7 +159,7 @@ def _billions() -> list[Any]:
 
 @pytest.mark.parametrize("make", [_itself, _billions])
 def test_values_without_end_are_left_out(make: Callable[[], Any], tmp_path: Path) -> None:
-    assert args_of(tmp_path, x=make(), size=np.int64(32), on=np.bool_(True)) == {"size": 32, "on": True}
+    assert args_of(tmp_path, size=np.int64(32), on=np.bool_(True), x=make()) == {"size": 32, "on": True}
 
 
 NAMESPACE = b"cargparse\nNamespace\n"
