@@ -371,7 +371,7 @@ def int8_report(images: int, kept: float, *others: Check) -> RunnerReport:
         for name, one in (("accuracy", details), ("decisions", decisions))
     ]
     shown: Any = {"batches": (1, 16), "provenance": {}, "points": ()}
-    return RunnerReport(runner="openvino", precision="int8", checks=(*checks, *others), **shown)
+    return RunnerReport(runner=RunnerName("openvino", "int8"), checks=(*checks, *others), **shown)
 
 
 def test_what_only_lacks_images_is_named_with_the_command(bundle: Bundle) -> None:

@@ -85,7 +85,7 @@ def test_another_form_of_int8_is_not_the_choice(precise_bundle: Bundle, tmp_path
         report = check_parity(bundle, [runner])
     (of_runner,) = report.runners
     assert "add onnxruntime" not in str(check_of(with_choice(bundle, report)).reasons)
-    other = replace(report, runners=(replace(of_runner, form="mixed"),))
+    other = replace(report, runners=(replace(of_runner, runner=replace(of_runner.runner, form="mixed")),))
     reasons = check_of(with_choice(bundle, other)).reasons
     assert "add onnxruntime:int8-static to --runner to judge it with what is installed now" in reasons
 

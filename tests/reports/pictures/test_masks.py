@@ -185,7 +185,7 @@ def test_a_decay_behind_a_class_token_has_maps_of_the_patches() -> None:
     maps = step_maps_image(step, 0)
     assert maps is not None
     assert maps.size == (3 * 4 - 1, 2 * 3 - 1)
-    assert step.measured(1) == {"label": "head 1", "smallest": -0.75, "largest": 0.0, "closed": 0}
+    assert step.measured(1) == {"smallest": -0.75, "largest": 0.0, "closed": 0}
 
 
 def test_temperatures_are_numbers_of_each_head() -> None:
