@@ -373,6 +373,7 @@ def where_table(results: dict[str, Any]) -> str:
 def int8_chunk_table(results: dict[str, Any]) -> str:
     """Return for each family the parts of the time of int8 in the chunk of a large batch, on one core."""
     lines = []
+    sign = "" if results["card"]["verdict"] == "VALID" else " †"
     for family, of_family in results["families"].items():
         rows = of_family["programs"]["openvino+kernels:int8"]["rows"]
         images = max(rows, key=int)
@@ -383,7 +384,7 @@ def int8_chunk_table(results: dict[str, Any]) -> str:
         lines.append(
             (
                 f"{family}, {images}",
-                f"{total:.2f}",
+                f"{total:.2f}{sign}",
                 f"{spent['products'] / total:.0%}",
                 f"{best / spent['products']:.0%}",
                 f"{spent['attention'] / total:.0%}",
@@ -391,7 +392,7 @@ def int8_chunk_table(results: dict[str, Any]) -> str:
                 f"{total / faster:.2f}",
             )
         )
-    head = ("family, images", "ms", "linear maps", "their share of the best rate", "attention", "norms, layout")
+    head = ("family, images", "ms", "linear maps", "their share of the best rate", "attention", "norms, layout, rest")
     return table((*head, "gain if linear maps ran at the best rate"), lines)
 
 

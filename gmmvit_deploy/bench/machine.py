@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gmmvit_deploy.inference.cores import cores, cpu_features, cpu_name, cpu_quota
+from gmmvit_deploy.inference.cores import cores, cpu_features, cpu_flags, cpu_name, cpu_quota
 
 _LOOK_S = 0.5
 _GPU_FORGETS_S = 1.0
@@ -90,7 +90,8 @@ def describe_machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "cores_allowed": cores(),
         "cpu_quota": cpu_quota(),
-        "features": cpu_features(),
+        # Choices are of a processor's features without amx_int8, which every processor with amx_tile has.
+        "features": [*cpu_features(), *({"amx_int8"} & set(cpu_flags() or ()))],
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.platform(),
         "gpus": gpu_names(),

@@ -133,8 +133,13 @@ def _fitted(
     used = {key for origin in origins.values() for key in origin_keys(origin)}
     file = without_training(file, used)
     others = [key for key in file.tensors if key not in used]
-    reasons = source.known_unused(spec)
-    unused = {key: why for key in others for pattern, why in reasons.items() if re.fullmatch(pattern, key)}
+    modules = {key[: dot.start()] for key in used for dot in re.finditer(r"\.", key)}
+    unused = {
+        key: why
+        for key in others
+        for pattern, why in source.known_unused(spec).items()
+        if re.fullmatch(pattern, key) and (not pattern.startswith(".+") or key.rpartition(".")[0] in modules)
+    }
     refuse_misfits(file, spec, origins, unused)
     return FittedFile(file=file, shapes=shapes, spec=spec, origins=origins, unused=unused)
 

@@ -29,7 +29,6 @@ _PRODUCT_FLAGS = (
     "avx_vnni",
     "amx_tile",
     "amx_bf16",
-    "amx_int8",
 )
 _LIBRARY_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # PyTorch, MKL and scikit-learn; NumPy
 

@@ -84,7 +84,7 @@ def only_cascades_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail int8 alone, as a stricter gate would: no cascade is judged beside an int8 that passes."""
 
     def judgement(report: RunnerReport, gate: Gate) -> Judgement:
-        alone = report.precision == "int8" and not report.cascade
+        alone = report.runner.precision == "int8" and not report.runner.cascade
         return replace(judgement_of(report, gate), why_not="too many decisions change" if alone else "")
 
     monkeypatch.setattr(run, "judgement_of", judgement)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from gmmvit_deploy.models.sources.hints import LoadHints, OwnHint
@@ -46,7 +47,8 @@ class CheckpointSource:
                   example when neither the tensors nor the user's options show the number of heads, the size or the
                   channels of the images.
     tensors:      (spec, names of the model's tensors) → origin of each of them (`renamed`)
-    known_unused: spec → regular expression of a whole key that the network does not read → why a file may contain it
+    known_unused: spec → regular expression of a whole key that the network does not read → why a file may contain it;
+                  one that begins with ``.+`` is for the modules that the network has
     interpolation: (shapes, hints) → the algorithm with which the code that wrote the file resamples position embeddings
                   for another image size; None if the file does not show the code
     own_hints:    the fields of `OWN_HINTS` that ``spec`` reads; the loader refuses the options of the others
@@ -118,7 +120,7 @@ def renamed(names: Iterable[str], table: Mapping[str, str | Conversion]) -> dict
 
     table: layer or tensor of the model → the same in the file, such as ``blocks.{}.mlp.0`` → ``layers.{}.fc1``, where
     ``{}`` stands for a number. The longest entry that a name begins with applies; the rest of the name, such as
-    ``.weight``, is the same in both.
+    ``.weight``, is the same in both. A tensor that no entry names gets no origin, which loading reports.
     """
     entries = [
         (re.compile(re.escape(ours).replace(r"\{\}", r"(\d+)") + r"(?=\.|$)"), table[ours])
@@ -126,9 +128,10 @@ def renamed(names: Iterable[str], table: Mapping[str, str | Conversion]) -> dict
     ]
     origins: dict[str, str | Conversion] = {}
     for name in names:
-        match, theirs = next((match, theirs) for ours, theirs in entries if (match := ours.match(name)))
-        keys = tuple(key.format(*match.groups()) + name[match.end() :] for key in origin_keys(theirs))
-        origins[name] = keys[0] if isinstance(theirs, str) else replace(theirs, keys=keys)
+        found = ((match, theirs) for ours, theirs in entries if (match := ours.match(name)))
+        for match, theirs in islice(found, 1):
+            keys = tuple(key.format(*match.groups()) + name[match.end() :] for key in origin_keys(theirs))
+            origins[name] = keys[0] if isinstance(theirs, str) else replace(theirs, keys=keys)
     return origins
 
 

@@ -94,7 +94,12 @@ def _mask(shapes: Shapes, hints: LoadHints) -> MaskSpec:
         raise CheckpointError(
             f"{shapes.source}: {hints.typed()['closed_form']}, but the file holds "
             f"{'no' if closed else 'a'} stored base mask",
-            hint="leave --set closed_form out: without a stored base, masks of gmmvit_deploy.timm have the closed form",
+            hint="leave --set closed_form out: "
+            + (
+                "without a stored base, masks of gmmvit_deploy.timm have the closed form"
+                if closed
+                else "the model was trained with the stored base mask that the file holds"
+            ),
         )
     # If the stored base mask of some attention is missing, `checkpoints.loading` names the missing tensor.
     complete = [path for path in paths if closed or f"{path}.mask" in shapes]

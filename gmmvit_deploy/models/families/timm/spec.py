@@ -64,7 +64,10 @@ class TimmSpec(ModelSpec):
             )
         if self.interpolation is not None:
             known = ", ".join(INTERPOLATIONS)
-            require(self.interpolation in INTERPOLATIONS, f"interpolation: expected one of {known}")
+            require(
+                self.interpolation in INTERPOLATIONS,
+                f"interpolation: expected one of {known}, got {self.interpolation!r}",
+            )
             require(self.resized_from is not None, "interpolation is only for a model that was resized")
 
     @property
