@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,12 +111,25 @@ _TIMM_RATIOS = {
 """Ratio of the times in a result of `timm_models.py` → the words of its column."""
 
 
+def _timm_ratios(speed: dict[str, Any]) -> list[str]:
+    """Return a text for each of `_TIMM_RATIOS`."""
+    sign = "" if speed["card"]["verdict"] == "VALID" else " †"
+    times = speed["batches"]
+    return [
+        ", ".join(interval(times[batch][key]) + sign for batch in times) if key in times["1"] else "–"
+        for key in _TIMM_RATIOS
+    ]
+
+
 def timm_table(runs: dict[str, dict[str, Any]]) -> str:
-    """Return a row for each measured architecture; a cross marks a speed whose run card is INVALID.  runs: file →
-    result.
+    """Return a row for each measured architecture, and one for its speed on each other processor; a cross marks a speed
+    whose run card is INVALID.  runs: file → result.
     """
     rows: list[Sequence[str]] = []
-    speeds = {result["model"]: result for result in runs.values() if "batches" in result}
+    speeds: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for run in runs.values():
+        if "batches" in run:
+            speeds[run["model"]].append(run)
     by_model = {result["model"]: result for result in runs.values() if "batches" not in result}
     for name, row in sorted(by_model.items(), key=lambda item: list(ARCHITECTURES).index(item[0])):
         if "refused" in row:
@@ -132,14 +146,6 @@ def timm_table(runs: dict[str, dict[str, Any]]) -> str:
         ]
         effect = "no attention" if row["least_effect"] is None else f"{row['least_effect']:,.0f}"
         fused = f"{row['fused']} of {row['fused'] + sum(row['reasons'].values())}" + "".join(f"; {r}" for r in reasons)
-        ratios = ["–"] * 3
-        if name in speeds:
-            sign = "" if speeds[name]["card"]["verdict"] == "VALID" else " †"
-            times = speeds[name]["batches"]
-            ratios = [
-                ", ".join(interval(times[batch][key]) + sign for batch in times) if key in times["1"] else "–"
-                for key in _TIMM_RATIOS
-            ]
         rows.append(
             (
                 name,
@@ -148,9 +154,10 @@ def timm_table(runs: dict[str, dict[str, Any]]) -> str:
                 effect,
                 halves,
                 fused,
-                *ratios,
+                *(_timm_ratios(speeds[name][0]) if speeds[name] else ["–"] * 3),
             )
         )
+        rows += [(f"{name}, {run['card']['cpu']}", *["–"] * 5, *_timm_ratios(run)) for run in speeds[name][1:]]
     head = (
         "architecture",
         "nodes: ours, straight export",

@@ -1,7 +1,7 @@
 """Make a graph of a network in another precision.
 
     GPUs          weights → model → fold → fold for engines → float32 ONNX → Q/DQ (int8, fp8) → cast
-    CPUs, int8    weights → model → fold                    → float32 ONNX → Q/DQ
+    CPUs, int8                                                  model.onnx → Q/DQ
 
 Folding computes each mask once and stores the mask as a constant. Folding for engines rewrites each attention into a
 form that TensorRT fuses to a single GPU kernel. Q/DQ are the operators QuantizeLinear and DequantizeLinear. The second
@@ -85,6 +85,8 @@ def prepared_graph(
     Errors: as in `graph_from_model`, and InputError when calibration images are missing, when they are given for a
     precision that does not use calibration, or when this process cannot build the model.
     """
+    import onnx_ir as ir
+
     spec = SPECS[precision]
     dynamic = "dynamic" in spec.forms and for_cpu and calibration is None
     if spec.calibrated != (calibration is not None) and not dynamic:
@@ -99,6 +101,7 @@ def prepared_graph(
     prepared = graph_from_model(
         model_from_bundle(manifest, bundle.weights_path),
         precision,
+        exported=ir.load(bundle.onnx_path) if for_cpu else None,
         preprocessing=manifest.image if manifest.input_kind == "pixels" else None,
         max_batch=manifest.max_batch,
         calibration=calibration,
@@ -121,6 +124,7 @@ def graph_from_model(
     model: Model,
     precision: Precision,
     *,
+    exported: ir.Model | None = None,
     preprocessing: ImageSpec | None,
     max_batch: int,
     calibration: Iterable[NDArray[Any]] | None = None,
@@ -135,6 +139,7 @@ def graph_from_model(
 ) -> PreparedGraph:
     """Fold a trained model and export a strongly typed graph.
 
+    exported: the float32 graph of the folded model, which is changed; None exports it.
     for_cpu: True for the graph for CPUs of int8, in which names of nodes and constants are those of ``model.onnx``.
     merged: merge tokens (`graphs.merged_tokens`).
     preprocessing, max_batch: as in `onnx_from_model`.  padded: as in `variants_from_bundle`.
@@ -152,7 +157,7 @@ def graph_from_model(
     """
     types: Precision = "fp32" if for_cpu else precision
     folded = _folded(model, precision, padded=padded, for_cpu=for_cpu)
-    graph = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
+    graph = exported or onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
     require_known_roles(graph.graph, precision, what=what)
     records, _ = prove_folded(graph.graph, folded.masks, folded.biases, foreign=folded.model.foreign)
     if merged:

@@ -97,14 +97,14 @@ def variants_from_bundle(
     gate: Gate | None = None,
     like: VariantRecord | None = None,
     merged: bool = False,
+    for_gpus: bool = True,
     timed: bool = True,
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> list[Variant]:
     """Write the graphs of a bundle in several precisions, each with its record.
 
-    For fp32, nothing is written: ``model.onnx`` is the graph. For int8, a graph for CPUs is written, and with
-    calibration images also the graph for GPUs, if the bundle has none.
+    For fp32, nothing is written: ``model.onnx`` is the graph. For int8, a graph for CPUs is written.
 
     calibration: the source of the images that calibrate int8 and fp8, as in `open_images`. Without it, int8 has the
     dynamic form, and fp8 cannot be written.
@@ -114,6 +114,7 @@ def variants_from_bundle(
     like: the record of a calibrated int8 graph, whose recipe is taken, with no projection in a more exact form; None
     tries several recipes. Not with ``gate``.
     merged: write only the merged form of int8, of the recipe ``like``.
+    for_gpus: with calibration images, also write the int8 graph for GPUs, if the bundle has none.
     timed: time each graph and float32 in turn, for its record.
     force: replace existing graphs and records.
     Errors:
@@ -153,6 +154,7 @@ def variants_from_bundle(
             padded=padded,
             gate=gate if "mixed" in SPECS[precision].forms else None,
             recipe=None if like is None else _static_recipe(like),
+            for_gpus=for_gpus,
             timed=timed,
             force=force,
             on_progress=on_progress,
@@ -230,6 +232,7 @@ def _written(
     force: bool,
     gate: Gate | None = None,
     recipe: Recipe | None = None,
+    for_gpus: bool = True,
     timed: bool = True,
     on_progress: OnProgress = ignore,
 ) -> list[Variant]:
@@ -256,7 +259,7 @@ def _written(
                 )
         draft = _draft(bundle, precision, form, prepared)
         records = [_recorded(bundle, draft, prepared.model, folder, on_progress, timed=timed)]
-        of_gpus_too = form not in ("", "merged") and calibration is not None
+        of_gpus_too = for_gpus and form not in ("", "merged") and calibration is not None
         if of_gpus_too and (force or not (bundle.path / graph_file(precision)).exists()):
             del prepared  # each holds the weights
             of_gpus = prepare(recipe=recipe_from(records[0].calibration))

@@ -96,7 +96,7 @@ def convert_missing(
 ) -> dict[Graph, str]:
     """Write the graphs that the bundle lacks, and return why others could not be written: graph → the reason.
 
-    They are not timed here: the race times all programs in turn.
+    They are not timed here: the race times all programs in turn. Without a GPU, no int8 graph for GPUs is written.
     gate: what a mixed graph must reach on calibration images that set no range.
     """
     why_not: dict[Graph, str] = {}
@@ -118,14 +118,16 @@ def convert_missing(
             holds = "static" in held and _static_holds(bundle, gate)
             why = _STATIC_HOLDS if holds else _mixed(bundle, calibration, on_progress, gate=gate)
             why_not["int8", "mixed"] = why
-        if "static" not in _graphs_in(bundle, "int8"):
-            like = record_of(bundle, "int8", "mixed")
-            why_not["int8", "static"] = _int8(bundle, "static", calibration, on_progress, like=like)
+        written = _graphs_in(bundle, "int8")
+        lacks_gpus = visible_gpu() is not None and "" not in written  # made where there was no GPU
+        if "static" not in written or lacks_gpus:
+            like = record_of(bundle, "int8", "static") or record_of(bundle, "int8", "mixed")
+            why_not["int8", "static"] = _int8(bundle, "static", calibration, on_progress, like=like, force=lacks_gpus)
         if "merged" not in held:
             why_not["int8", "merged"] = _merged(bundle, calibration, on_progress)
     if "dynamic" not in held:
         why_not["int8", "dynamic"] = _int8(bundle, "dynamic", None, on_progress)
-    if "" not in _graphs_in(bundle, "int8"):  # the graph for GPUs, which a calibrated conversion writes too
+    if "" not in _graphs_in(bundle, "int8"):  # the graph for GPUs, which a calibrated conversion writes where one is
         why_not["int8", ""] = why_not.get(("int8", "static"), "")
     return {graph: why for graph, why in why_not.items() if why}
 
@@ -156,9 +158,11 @@ def _merged(bundle: Bundle, calibration: str, on_progress: OnProgress) -> str:
 
 
 def _int8(bundle: Bundle, form: Form, calibration: str | None, on_progress: OnProgress, **options: Any) -> str:
-    report = prefixed(f"int8, {form}", on_progress)
+    report, for_gpus = prefixed(f"int8, {form}", on_progress), visible_gpu() is not None
     try:
-        variants_from_bundle(bundle, ("int8",), calibration, timed=False, on_progress=report, **options)
+        variants_from_bundle(
+            bundle, ("int8",), calibration, for_gpus=for_gpus, timed=False, on_progress=report, **options
+        )
     except GmmvitError as exc:
         return str(exc)
     return ""
