@@ -11,7 +11,7 @@ fastest of these four services stands for the peer at each number of clients. Ou
 Triton's own path, and ``POST /classify``. ``--optimized BUNDLE`` adds a bundle for which ``gmmvit optimize`` has chosen
 a runner on this machine: its answers are not float32's, so the result has the share of images with the same class. The
 services set float32, which OpenVINO does not take by itself on a CPU with AVX512-BF16; with ``--optimized``, they are
-also tried in bf16.
+also tried in bf16, and with ``--quantized GRAPH`` (of NNCF, as `int8_real.py` makes it) in int8.
 
     closed      1 and 16 clients that wait for their answers (wrk), with image files
     tensors     the same with pixels, which need no decoding
@@ -23,7 +23,7 @@ install litserve bentoml "ray[serve]" mosec fastapi "uvicorn[standard]" onnxrunt
 does not start is listed with the reason.
 
     python benchmarks/served_peers.py [--network-name vit32|vits224] [--network BUNDLE] [--optimized BUNDLE]
-        [--peers PYTHON] [--rounds 5] [--check]
+        [--quantized GRAPH] [--peers PYTHON] [--rounds 5] [--check]
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ from benchmarks.shared import run_card
 from benchmarks.shared.cpu_programs import HAS_BF16
 from benchmarks.shared.options import parsed, script_parser
 from benchmarks.shared.results import interval
+from benchmarks.shared.tables_serving import over_reduced
 from gmmvit_deploy.bundle.artifacts import open_bundle
 from gmmvit_deploy.measure.statistics import ENOUGH, nearest_rank, ratio
 
 RUNTIMES = ("onnxruntime", "openvino")
-IN_BF16 = ("openvino:bf16",) if HAS_BF16 else ()
-"""What a peer has in place of int8."""
+REDUCED = ("bf16", "int8")
+"""The precisions of peers whose answers are not float32's, in OpenVINO."""
 CLIENTS = (1, 16)
 KINDS = {"closed": "image", "tensors": "tensor"}
 FILES = 16
@@ -107,15 +108,15 @@ class Measurement:
         if optimized:
             result["same_class_optimized"] = self._same_class(optimized[0])
         best = {clients: _fastest(tried, clients) for clients in CLIENTS}
-        in_bf16 = {clients: _fastest_in_bf16(tried, clients) for clients in CLIENTS}
+        reduced = {clients: _fastest_reduced(tried, clients) for clients in CLIENTS}
         for part, kind in KINDS.items():
             result[part] = {}
             for clients in CLIENTS:
                 programs = {program.name: program for program in ours if kind in program.addresses}
-                programs |= best[clients] | in_bf16[clients]
+                programs |= best[clients] | reduced[clients]
                 seconds = self._network.seconds[clients] // (1 if part == "closed" else 2)
                 rates = self._rounds(programs, kind, clients, seconds)
-                result[part][str(clients)] = _compared(rates, list(best[clients]), list(in_bf16[clients]))
+                result[part][str(clients)] = _compared(rates, list(best[clients]), list(reduced[clients]))
                 _show(f"{part}, {clients} clients", result[part][str(clients)])
         most = str(max(CLIENTS))
         peer = result["closed"][most]["best_peer"]
@@ -143,8 +144,10 @@ class Measurement:
         missing: dict[str, str] = {}
         cores = len(os.sched_getaffinity(0))
         settings = dict.fromkeys([(1, cores)] if self._arguments.check else [(1, cores), (cores, 1)])
+        runtimes = [*RUNTIMES, *(["openvino:bf16"] if self._arguments.optimized and HAS_BF16 else [])]
+        runtimes += ["openvino:int8"] if self._arguments.quantized else []
         for peer in self._arguments.peer or PEERS:
-            for runtime in RUNTIMES + (IN_BF16 if self._arguments.optimized else ()):
+            for runtime in runtimes:
                 for workers, threads in settings:
                     name = f"{PEERS[peer]}, {runtime}, {workers} × {threads}"
                     try:
@@ -163,14 +166,15 @@ class Measurement:
             peer,
             name=name,
             python=self._arguments.peers,
-            graph=self._graph,
+            graph=self._arguments.quantized if _reduced(name) == "int8" else self._graph,
+            log=self._folder / f"{name}.log",
             image=preprocessing(self._bundle),
             probe=self._files[0],
             **settings,
         )
         self._stack.callback(program.service.stop)
         try:
-            if not _is_bf16(name):
+            if not _reduced(name):
                 self._check(program)
             seconds = {count: self._network.seconds[count] // 2 for count in CLIENTS}
             rates = {str(count): self._rate(program, "image", count, seconds[count]) for count in CLIENTS}
@@ -236,7 +240,7 @@ def _alone(program: Program, kind: str, body: bytes) -> Iterator[None]:
 
 def _stop_slower(tried: Tried) -> None:
     """Stop the services that are the fastest for no number of clients: together, all would need too much memory."""
-    kept = {name for clients in CLIENTS for name in _fastest(tried, clients) | _fastest_in_bf16(tried, clients)}
+    kept = {name for clients in CLIENTS for name in _fastest(tried, clients) | _fastest_reduced(tried, clients)}
     for name in tried.keys() - kept:
         tried[name][0].service.stop()
 
@@ -245,39 +249,43 @@ def _fastest(tried: Tried, clients: int) -> dict[str, Program]:
     fastest: dict[str, str] = {}
     for name, (_, rates) in tried.items():
         peer = name.partition(",")[0]
-        if _is_bf16(name):
+        if _reduced(name):
             continue
         if peer not in fastest or rates[str(clients)] > tried[fastest[peer]][1][str(clients)]:
             fastest[peer] = name
     return {name: tried[name][0] for name in fastest.values()}
 
 
-def _is_bf16(name: str) -> bool:
-    return any(f", {runtime}," in name for runtime in IN_BF16)
+def _reduced(name: str) -> str:
+    """Return the one of `REDUCED` in which a peer's service computes; "" in float32."""
+    return next((precision for precision in REDUCED if f", openvino:{precision}," in name), "")
 
 
-def _fastest_in_bf16(tried: Tried, clients: int) -> dict[str, Program]:
-    rates = {name: rates[str(clients)] for name, (_, rates) in tried.items() if _is_bf16(name)}
-    return {name: tried[name][0] for name in sorted(rates, key=lambda name: -rates[name])[:1]}
+def _fastest_reduced(tried: Tried, clients: int) -> dict[str, Program]:
+    """Return the fastest service of all peers in each precision."""
+    fastest: dict[str, str] = {}
+    for name in sorted(tried, key=lambda name: tried[name][1][str(clients)]):
+        fastest[_reduced(name)] = name
+    return {name: tried[name][0] for precision, name in fastest.items() if precision}
 
 
-def _compared(rates: Rates, peers: list[str], in_bf16: list[str]) -> dict[str, Any]:
+def _compared(rates: Rates, peers: list[str], reduced: list[str]) -> dict[str, Any]:
     medians = {name: float(np.median(values)) for name, values in rates.items()}
     best = max(peers, key=lambda name: medians[name])
     rows: dict[str, Any] = {}
     for name, values in rates.items():
         rows[name] = {"requests_per_second": medians[name], "rounds": values}
-        if name not in (*peers, *in_bf16):
+        if name not in (*peers, *reduced):
             rows[name]["over_best_peer"] = ratio(values, rates[best])
-            if "optimized" in name and in_bf16:
-                rows[name]["over_bf16_peer"] = ratio(values, rates[in_bf16[0]])
+            if "optimized" in name:
+                rows[name] |= {f"over_{_reduced(peer)}_peer": ratio(values, rates[peer]) for peer in reduced}
     return {"best_peer": best, "programs": rows}
 
 
 def _show(title: str, compared: Mapping[str, Any]) -> None:
     for name, row in compared["programs"].items():
         over = f", {interval(row['over_best_peer'])} × {compared['best_peer']}" if "over_best_peer" in row else ""
-        over += f", {interval(row['over_bf16_peer'])} × the fastest in bf16" if "over_bf16_peer" in row else ""
+        over += over_reduced(row)
         print(f"{title}: {name}: {row['requests_per_second']:.1f}/s{over}", flush=True)
 
 
@@ -288,6 +296,9 @@ def main() -> None:
         "--network", type=Path, metavar="BUNDLE", help="bundle of the network that --network-name names"
     )
     parser.add_argument("--optimized", type=Path, metavar="BUNDLE", help="its copy after 'gmmvit optimize'")
+    parser.add_argument(
+        "--quantized", type=Path, metavar="GRAPH", help="NNCF's .xml of the straight export of --network"
+    )
     parser.add_argument("--peers", default=sys.executable, metavar="PYTHON", help="Python with the peers' packages")
     parser.add_argument("--peer", choices=list(PEERS), action="append", help="only this peer; may be repeated")
     parser.add_argument("--rounds", type=int, default=5)
@@ -299,6 +310,8 @@ def main() -> None:
         parser.error("--network BUNDLE is the bundle of one network: add --network-name")
     if arguments.optimized and not arguments.network:
         parser.error("--optimized BUNDLE is a copy of the bundle of --network, which is missing")
+    if arguments.quantized and not arguments.optimized:
+        parser.error("--quantized GRAPH is compared with --optimized, which is missing")
     for name in names:
         card = run_card.written(
             arguments.output / f"{name}.json",

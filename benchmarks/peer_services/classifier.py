@@ -4,7 +4,8 @@ The services run with the Python of an environment that has the peers' packages,
 project.  The environment variable ``PEER_SERVICE`` holds JSON with
 
     graph     path of the straight export, with an input ``tensor`` of a dynamic batch
-    runtime   onnxruntime, openvino, or openvino:bf16, which OpenVINO takes by itself on a CPU with AVX512-BF16
+    runtime   onnxruntime, openvino (in float32), or openvino:bf16 and openvino:int8 (a graph of NNCF), where OpenVINO
+              chooses the type of what is not quantised: bf16 on a CPU with AVX512-BF16
     workers   processes that compute            threads   threads of each of these processes
     port      the port to listen on             batch     the largest batch
     image     height, width, mean, std, crop_pct, and the names ``fit`` and ``filter`` of a resize rule
@@ -28,7 +29,7 @@ class Classifier:
     def __init__(self) -> None:
         runtime, _, precision = SETTINGS["runtime"].partition(":")
         if runtime == "openvino":
-            self._run = _in_openvino(SETTINGS["graph"], SETTINGS["threads"], precision=precision or "f32")
+            self._run = _in_openvino(SETTINGS["graph"], SETTINGS["threads"], in_float32=not precision)
         else:
             self._run = _in_onnxruntime(SETTINGS["graph"], SETTINGS["threads"])
         image = SETTINGS["image"]
@@ -83,15 +84,12 @@ def _in_onnxruntime(graph: str, threads: int) -> Any:
     return lambda tensors: session.run(["logits"], {"tensor": tensors})[0]
 
 
-def _in_openvino(graph: str, threads: int, *, precision: str) -> Any:
+def _in_openvino(graph: str, threads: int, *, in_float32: bool) -> Any:
     import openvino
 
     # Workers that are pinned would all be pinned to the first cores.
-    settings = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": threads,
-        "ENABLE_CPU_PINNING": False,
-        "INFERENCE_PRECISION_HINT": precision,
-    }
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
+    if in_float32:
+        settings["INFERENCE_PRECISION_HINT"] = "f32"
     compiled = openvino.Core().compile_model(graph, "CPU", settings)
     return lambda tensors: compiled(tensors)[0]

@@ -59,6 +59,7 @@ def peer_program(
     name: str,
     python: str,
     graph: Path,
+    log: Path,
     runtime: str,
     workers: int,
     threads: int,
@@ -74,7 +75,6 @@ def peer_program(
         command = [python, "-m", "bentoml", "serve", "bentoml_service:ImageClassifier", "--port", str(port)]
     environment = {"PEER_SERVICE": json.dumps(settings), "MOSEC_PORT": str(port), "MOSEC_ADDRESS": "127.0.0.1"}
     environment |= {"OMP_NUM_THREADS": str(threads), "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
-    log = graph.with_name(f"{name}.log")
     with log.open("w") as output:
         process = subprocess.Popen(
             command,

@@ -223,9 +223,15 @@ def peers_table(runs: Mapping[str, Mapping[str, Any]]) -> str:
 def _served_by(program: str) -> str:
     """Return the peer of a program, whose runtime and threads may differ with the clients; for ours, the program."""
     peer, _, settings = program.partition(", ")
-    if settings.startswith("openvino:bf16"):
-        return f"{peer}, bf16"
+    if settings.startswith("openvino:"):
+        return f"{peer}, {settings.partition(',')[0].removeprefix('openvino:')}"
     return program if ":" in program else peer
+
+
+def over_reduced(row: Mapping[str, Any]) -> str:
+    """Return the speed of a program relative to the fastest peer in each precision other than float32, in words."""
+    ratios = {name: row[key] for name in ("bf16", "int8") if (key := f"over_{name}_peer") in row}
+    return "".join(f", {interval(speed)} × the fastest in {name}" for name, speed in ratios.items())
 
 
 def _rate_cell(column: Mapping[str, Any], service: str) -> str:
@@ -233,10 +239,9 @@ def _rate_cell(column: Mapping[str, Any], service: str) -> str:
         if _served_by(program) == service:
             rate, settings = f"{row['requests_per_second']:,.1f}/s", program.partition(", ")[2]
             if "over_best_peer" in row:
-                over = f"{interval(row['over_best_peer'])} × {_served_by(column['best_peer'])}"
-                if "over_bf16_peer" in row:
-                    over += f", {interval(row['over_bf16_peer'])} × the fastest in bf16"
-                return f"{rate}, {over}"
+                return (
+                    f"{rate}, {interval(row['over_best_peer'])} × {_served_by(column['best_peer'])}{over_reduced(row)}"
+                )
             return f"{rate} ({settings})"
     return "–"
 

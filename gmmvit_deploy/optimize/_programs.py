@@ -7,7 +7,8 @@ int8 is tried in each of its forms:
     dynamic  activations are quantised while the network runs; for OpenVINO, needs no images
     merged   as static, in a network that merges similar tokens (`graphs.merged_tokens`); for OpenVINO
 
-The fastest int8 or bf16 programs of the CPU are also tried as the first of a cascade (`bundle.cascades`).
+The fastest int8 or bf16 programs of the CPU that fail the gate are tried as the first of a cascade (`bundle.cascades`),
+and only then the merged form.
 
 Graphs that the bundle has are kept.
 """
@@ -74,15 +75,15 @@ def _graphs_in(bundle: Bundle, precision: Precision) -> tuple[Form, ...]:
     return tuple(form for form in held if (bundle.path / graph_file(precision, form)).exists())
 
 
-def _programs() -> Iterator[RunnerName]:
-    """Yield the programs to try on this machine."""
+def _programs(*, merged: bool = False) -> Iterator[RunnerName]:
+    """Yield the programs to try on this machine: at first, or those of the merged form."""
     for precision, spec in SPECS.items():
-        for form in spec.forms or ("",):
+        for form in [form for form in spec.forms or ("",) if (form == "merged") == merged]:
             if spec.onnxruntime and form in ("", "static"):
                 yield RunnerName("onnxruntime", precision, form=form)
             if spec.openvino_name:
                 yield from (RunnerName("openvino", precision, kernels, form) for kernels in (False, True))
-    if visible_gpu() is not None:
+    if visible_gpu() is not None and not merged:
         yield from (RunnerName(name, graph) for graph in _PRECISIONS_OF_GPUS for name in PROGRAMS_OF_GPUS)
 
 
@@ -112,7 +113,7 @@ def convert_missing(
     for form in held:
         open_variant(bundle, "int8", form)  # one that is damaged or of another bundle is refused
     if calibration is None:
-        why_not |= {("int8", form): _NO_IMAGES for form in ("static", "mixed", "merged") if form not in held}
+        why_not |= {("int8", form): _NO_IMAGES for form in ("static", "mixed") if form not in held}
     else:
         if "mixed" not in held:
             holds = "static" in held and _static_holds(bundle, gate)
@@ -123,8 +124,6 @@ def convert_missing(
         if "static" not in written or lacks_gpus:
             like = record_of(bundle, "int8", "static") or record_of(bundle, "int8", "mixed")
             why_not["int8", "static"] = _int8(bundle, "static", calibration, on_progress, like=like, force=lacks_gpus)
-        if "merged" not in held:
-            why_not["int8", "merged"] = _merged(bundle, calibration, on_progress)
     if "dynamic" not in held:
         why_not["int8", "dynamic"] = _int8(bundle, "dynamic", None, on_progress)
     if "" not in _graphs_in(bundle, "int8"):  # the graph for GPUs, which a calibrated conversion writes where one is
@@ -146,15 +145,21 @@ def _mixed(bundle: Bundle, calibration: str, on_progress: OnProgress, *, gate: G
     return why or ("" if "mixed" in _graphs_in(bundle, "int8") else _STATIC_HOLDS)
 
 
-def _merged(bundle: Bundle, calibration: str, on_progress: OnProgress) -> str:
+def convert_merged(bundle: Bundle, calibration: str | None, on_progress: OnProgress) -> dict[Graph, str]:
+    """Write the merged form of int8 if the bundle lacks it, and return why there is none, as `convert_missing`."""
     import onnx_ir as ir
 
+    if "merged" in _graphs_in(bundle, "int8"):
+        return {}
     like = record_of(bundle, "int8", "static") or record_of(bundle, "int8", "mixed")
-    if not bundle.manifest.has_logits or like is None:
-        return "merged tokens need a cascade, and a graph in the static or mixed form whose recipe is taken"
-    if why := why_not_merged(ir.load(bundle.onnx_path).graph):
-        return why
-    return _int8(bundle, "merged", calibration, on_progress, like=like, merged=True)
+    if like is None:
+        why = "merged tokens need a graph in the static or mixed form whose recipe is taken"
+    elif calibration is None:
+        why = _NO_IMAGES
+    else:
+        why = why_not_merged(ir.load(bundle.onnx_path).graph)
+        why = why or _int8(bundle, "merged", calibration, on_progress, like=like, merged=True)
+    return {("int8", "merged"): why} if why else {}
 
 
 def _int8(bundle: Bundle, form: Form, calibration: str | None, on_progress: OnProgress, **options: Any) -> str:
@@ -169,15 +174,20 @@ def _int8(bundle: Bundle, form: Form, calibration: str | None, on_progress: OnPr
 
 
 def opened_programs(
-    bundle: Bundle, why_not: Mapping[Graph, str], stack: ExitStack, on_progress: OnProgress
+    bundle: Bundle,
+    why_not: Mapping[Graph, str],
+    stack: ExitStack,
+    on_progress: OnProgress,
+    *,
+    merged: bool = False,
 ) -> tuple[dict[RunnerName, Runner], dict[RunnerName, str]]:
     """Return (the opened programs, which ``stack`` closes, program → why it cannot run here).
 
-    why_not: graph → why the bundle has none.
+    why_not: graph → why the bundle has none.  merged: open those of the merged form, and no others.
     """
     opened: dict[RunnerName, Runner] = {}
     left_out: dict[RunnerName, str] = {}
-    for program in _programs():
+    for program in _programs(merged=merged):
         on_progress(Progress(f"open {program}"))
         try:
             opened[program] = stack.enter_context(_opened(program, bundle, why_not, on_progress))

@@ -46,9 +46,8 @@ class Race:
     def __init__(self, opened: dict[RunnerName, Runner], left_out: dict[RunnerName, str]) -> None:
         """opened: program → its runner.  left_out: program → why it cannot run here."""
         self._opened, self._why = opened, dict(left_out)
-        self._looked: dict[RunnerName, list[float]] = {}
+        self._timings: list[dict[RunnerName, list[float]]] = []  # of programs that took turns: seconds of each round
         self._expected: dict[RunnerName, float] = {}  # seconds, of cascades
-        self._measured: dict[RunnerName, list[float]] = {}
         self._of_cascades: dict[RunnerName, dict[RunnerName, list[float]]] = {}  # its seconds and those of its rivals
         self._on_images: dict[RunnerName, OnImages] = {}
         self._judgements: dict[RunnerName, Judgement] = {}
@@ -88,28 +87,55 @@ class Race:
         Float32 programs remain: a machine that lacks the chosen one takes the next.
         Errors: RunnerUnavailableError when no float32 program can run.
         """
-        self._inputs = inputs
-        for program, runner in self._opened.items():
-            if not runner.takes(len(inputs)):
-                self._why[program] = f"it takes no batch of {len(inputs)}"
+        self._inputs, self._judged = inputs, judged
+        self._try(self._opened)
+        if not self._floats:
+            reasons = "; ".join(f"{program}: {why}" for program, why in self._why.items())
+            raise RunnerUnavailableError(f"no program runs float32 on this machine: {reasons}")
+        self._time(self._running, on_progress)
+        self._leave_out_slow()
+
+    def join(
+        self,
+        opened: Mapping[RunnerName, Runner],
+        left_out: Mapping[RunnerName, str],
+        *,
+        on_progress: OnProgress = ignore,
+    ) -> None:
+        """Add programs that were opened after the others were judged, and look at them as `look` does.
+
+        They are timed beside those that are left, and those that failed, which may be the first of a cascade.
+        """
+        self._opened |= opened
+        self._why |= left_out
+        if opened:
+            self._try(opened)
+            self._time([*self._running, *self._failed], on_progress)
+            self._leave_out_slow()
+
+    def _try(self, programs: Iterable[RunnerName]) -> None:
+        """Run programs once on each size of batch, and leave out those that cannot."""
+        for program in programs:
+            runner = self._opened[program]
+            if not runner.takes(len(self._inputs)):
+                self._why[program] = f"it takes no batch of {len(self._inputs)}"
                 continue
             try:
-                runner.run(inputs)
-                for batch in () if judged is None else (judged, judged[:1]):
+                runner.run(self._inputs)
+                for batch in () if self._judged is None else (self._judged, self._judged[:1]):
                     if runner.takes(len(batch)):
                         runner.run(batch)
             except Exception as exc:  # each runtime has its own classes, such as that of a GPU without memory
                 self._why[program] = f"it fails when it runs: {exc}"
-        if not self._floats:
-            reasons = "; ".join(f"{program}: {why}" for program, why in self._why.items())
-            raise RunnerUnavailableError(f"no program runs float32 on this machine: {reasons}")
-        self._looked = self._time(on_progress)
-        for program in self._running:
+
+    def _leave_out_slow(self) -> None:
+        """Leave out programs that are slower than the fastest in float32, of those that are not judged yet."""
+        for program in [program for program in self._running if program not in self._judgements]:
             rival = self._rival(program)
             if program.precision != "fp32" and self._ratio(program, rival).high < 1:
                 self._why[program] = f"slower than {rival} in float32, so it was not judged"
         for program in self._why:
-            if program in self._opened:
+            if program in self._opened and program not in self._judgements:
                 self._opened[program].close()  # frees the GPU's memory
 
     def next_to_judge(self) -> dict[RunnerName, Runner]:
@@ -156,14 +182,20 @@ class Race:
             )
 
     @property
+    def _failed(self) -> list[RunnerName]:
+        return [program for program in self._judgements if program in self._why]
+
+    @property
     def firsts(self) -> list[RunnerName]:
-        """The programs to try as the first of a cascade: of each graph the fastest whose float32 program is left, at
-        most two.
+        """The programs to try as the first of a cascade: of each graph that failed the fastest whose float32 program is
+        left, at most two.
+
+        A cascade is slower than its first program, so it is of no use where this passes, or a faster one.
         """
         floats, median = self._floats, self._median_looked
         firsts = [
             program
-            for program in self._running
+            for program in self._failed
             if program.name in ON_CPUS and program.precision in CASCADES and program.stages[1] in floats
             if _MIN_GAIN * median(program) < median(self._rival(program))
         ]
@@ -184,15 +216,15 @@ class Race:
                 self._why[cascade] = f"expected to be less than {_MIN_GAIN:g} times as fast as float32"
 
     def _median_looked(self, program: RunnerName) -> float:
-        """Return the seconds of a program at the first look; of a cascade the expected ones."""
-        return self._expected[program] if program.cascade else float(np.median(self._looked[program]))
+        """Return the median seconds of a program; of a cascade the expected ones."""
+        return self._expected[program] if program.cascade else float(np.median(self._rounds(program)[program]))
 
     def measure(self, images: Iterable[Batch] = (), *, on_progress: OnProgress = ignore) -> None:
         """Time the programs that are left, for longer, and leave out precisions that are not clearly faster.
 
         images: batches of the images that judge, on which cascades are timed, again and again if they are few.
         """
-        self._measured = self._time(on_progress, times=_LONGER)
+        self._time(self._running, on_progress, times=_LONGER)
         if any(program.cascade for program in self._running):
             batches = [batch.inputs for batch in images]
             count = _TIMED_BATCHES[len(batches[0]) > 1]
@@ -213,14 +245,13 @@ class Race:
         others = sorted(self._why, key=self._rank)
         return tuple(map(self._candidate, [*self.passed, *others]))
 
-    def _time(self, on_progress: OnProgress, *, times: int = 1) -> dict[RunnerName, list[float]]:
-        """Return program → the seconds of each round, and set the base."""
-        programs = [program for program in self._running if not program.cascade]
+    def _time(self, programs: Iterable[RunnerName], on_progress: OnProgress, *, times: int = 1) -> None:
+        """Time programs in turn, of which cascades are left out, and set the base."""
+        programs = [program for program in programs if not program.cascade]
         runs = [partial(self._opened[program].run, self._inputs) for program in programs]
-        seconds = seconds_in_turn(runs, times=times, on_progress=on_progress)
-        of_each = dict(zip(programs, seconds, strict=True))
-        self.base = min(self._floats, key=lambda program: float(np.median(of_each[program])))
-        return of_each
+        seconds = dict(zip(programs, seconds_in_turn(runs, times=times, on_progress=on_progress), strict=True))
+        self._timings.append(seconds)
+        self.base = min(self._floats, key=lambda program: float(np.median(seconds[program])))
 
     def _time_cascades(self, batches: list[NDArray[np.generic]], on_progress: OnProgress) -> None:
         """Time each cascade and its rivals on the batches; a round is one of `_GROUPS` parts of them."""
@@ -252,11 +283,11 @@ class Race:
         """Return the last measurement that a program was in."""
         if program.cascade:
             return self._of_cascades.get(program, {})
-        return self._measured if program in self._measured else self._looked
+        return next((seconds for seconds in reversed(self._timings) if program in seconds), {})
 
     def _rival(self, program: RunnerName) -> RunnerName:
         """Return the float32 program that a program must beat: of CPUs the fastest on the CPU, else the base."""
-        seconds = (self._measured or self._looked) if program.cascade else self._rounds(program)
+        seconds = self._timings[-1] if program.cascade else self._rounds(program)
         on_cpu = [rival for rival in self._floats if rival.name not in PROGRAMS_OF_GPUS]
         if program.name in PROGRAMS_OF_GPUS or not on_cpu:
             return self.base

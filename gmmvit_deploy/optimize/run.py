@@ -4,6 +4,7 @@
 2. Look how fast each program is, in turn; a program that is slower than the fastest in float32 cannot win.
 3. Hold the others to the checks of parity, and to the gate on images, one by one and in batches: those of float32, then
    graph by graph, the fastest first. What is slower than a program that passed, and needs as much to run, is left out.
+   Of those that fail, the fastest are then tried as the first of a cascade.
 4. Time those that pass in turn, for longer; a cascade, whose time depends on the images, on those that judge. A program
    in another precision is chosen only if the whole interval of its speed lies above that of float32.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,13 @@ from gmmvit_deploy.errors import BundleError, InputError, OutputError
 from gmmvit_deploy.inference.answer_counts import sureness
 from gmmvit_deploy.inference.precision import SPECS
 from gmmvit_deploy.neighbours import KEEP_NEIGHBOURS
-from gmmvit_deploy.optimize._programs import convert_missing, opened_cascades, opened_programs, refuse_overlap
+from gmmvit_deploy.optimize._programs import (
+    convert_merged,
+    convert_missing,
+    opened_cascades,
+    opened_programs,
+    refuse_overlap,
+)
 from gmmvit_deploy.optimize._race import Race
 from gmmvit_deploy.optimize.options import OptimizeOptions
 from gmmvit_deploy.parity.check import check_parity
@@ -74,14 +82,23 @@ def optimize_bundle(
         race = Race(opened, left_out)
         inputs = np.resize(bundle.golden_rows()[0], (judged, *bundle.input_shape))
         race.look(inputs[:batch], inputs, on_progress=prefixed("look how fast each program is", on_progress))
-        # Without a share that the user states, int8's own gate would ask less of a cascade than it can give.
-        stated = gate.keep_decisions if options.keep_decisions or options.gate else None
-        firsts = race.firsts if bundle.manifest.has_logits else []  # features have no margin that could defer an image
-        race.add(*opened_cascades(bundle, firsts, opened, options.calibration, on_progress, keep_decisions=stated))
-        report = _judge(race, reference, options, gate, judged, prefixed("check", on_progress))
+        judge = partial(_judge, race, reference, options, gate, judged, prefixed("check", on_progress))
+        reports = judge()
+        if bundle.manifest.has_logits and race.firsts:  # features have no margin that could defer an image
+            why_not = convert_merged(bundle, options.calibration, on_progress)
+            merged, left_out = opened_programs(bundle, why_not, stack, on_progress, merged=True)
+            race.join(merged, left_out, on_progress=prefixed("look at merged tokens", on_progress))
+            opened |= merged
+            reports += judge()
+            # Without a share that the user states, int8's own gate would ask less of a cascade than it can give.
+            stated = gate.keep_decisions if options.keep_decisions or options.gate else None
+            race.add(
+                *opened_cascades(bundle, race.firsts, opened, options.calibration, on_progress, keep_decisions=stated)
+            )
+            reports += judge()
         images = ImageStream(bundle=bundle, images=options.images, batch=batch, limit=stream.count)
         race.measure(images, on_progress=prefixed("time those that pass in turn", on_progress))
-        data = report.data or {}
+        data = reports[-1].data or {}
     choice = Choice(
         machine=this_machine(),
         goal=options.goal,
@@ -97,7 +114,7 @@ def optimize_bundle(
             labelled=gate.accuracy is not None,
             copies=data["copies"],
             batches=tuple(sorted({1, judged})),
-            answers=sureness(report.answers),
+            answers=sureness(reports[-1].answers),
         ),
         base=race.base,
     )
@@ -107,8 +124,9 @@ def optimize_bundle(
 
 def _judge(
     race: Race, reference: Reference, options: OptimizeOptions, gate: Gate, batch: int, on_progress: OnProgress
-) -> ParityReport:
-    """Judge programs until none is left that could win, and return the report of those that were judged last."""
+) -> list[ParityReport]:
+    """Judge programs until none is left that could win, and return the reports."""
+    reports = []
     checks = ParityOptions(
         data=options.images,
         limit=options.limit,
@@ -127,7 +145,8 @@ def _judge(
                 raise BundleError(f"{reference.bundle.path}: {check.name}: {check.reasons[0]}")
         judgements = [judgement_of(of_runner, gate) for of_runner in report.runners]
         race.judge(dict(zip(runners, judgements, strict=True)))
-    return report
+        reports.append(report)
+    return reports
 
 
 def _require(bundle: Bundle, batch: int) -> None:
