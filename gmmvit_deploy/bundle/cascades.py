@@ -166,7 +166,8 @@ def read_cascade(bundle: Bundle, runner: RunnerName, graph_sha256: str) -> Casca
     Errors: BundleError when the record is missing or cannot be read, or is of another bundle or graph.
     """
     path = bundle.path / cascade_file(runner)
-    hint = f"type gmmvit optimize {bundle.path} --data DATA --calibration IMAGES, which chooses the threshold"
+    command = f"gmmvit optimize {bundle.path} --data DATA --calibration IMAGES --keep-decisions {KEEP_DECISIONS:g}"
+    hint = f"type {command}, which chooses the threshold where the first program alone keeps fewer"
     if not path.is_file():
         raise BundleError(f"{path}: no such file, which states the images that float32 computes again", hint=hint)
     record = _read(path, hint)

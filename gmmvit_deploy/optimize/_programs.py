@@ -7,8 +7,8 @@ int8 is tried in each of its forms:
     dynamic  activations are quantised while the network runs; for OpenVINO, needs no images
     merged   as static, in a network that merges similar tokens (`graphs.merged_tokens`); for OpenVINO
 
-The fastest int8 or bf16 programs of the CPU that fail the gate are tried as the first of a cascade (`bundle.cascades`),
-and only then the merged form.
+Where all int8 or all bf16 programs of the CPU fail the gate, the fastest are tried as the first of a cascade
+(`bundle.cascades`), and only then the merged form.
 
 Graphs that the bundle has are kept.
 """

@@ -190,13 +190,15 @@ class Race:
         """The programs to try as the first of a cascade: of each graph that failed the fastest whose float32 program is
         left, at most two.
 
-        A cascade is slower than its first program, so it is of no use where this passes, or a faster one.
+        A cascade is slower than its first program, so none is tried where a program of the same precision passes.
         """
         floats, median = self._floats, self._median_looked
+        passed = {program.precision for program in self._judgements if program not in self._why}
         firsts = [
             program
             for program in self._failed
-            if program.name in ON_CPUS and program.precision in CASCADES and program.stages[1] in floats
+            if program.name in ON_CPUS and program.precision in CASCADES and program.precision not in passed
+            if program.stages[1] in floats
             if _MIN_GAIN * median(program) < median(self._rival(program))
         ]
         of_graphs: dict[str, RunnerName] = {}

@@ -4,7 +4,7 @@
 2. Look how fast each program is, in turn; a program that is slower than the fastest in float32 cannot win.
 3. Hold the others to the checks of parity, and to the gate on images, one by one and in batches: those of float32, then
    graph by graph, the fastest first. What is slower than a program that passed, and needs as much to run, is left out.
-   Of those that fail, the fastest are then tried as the first of a cascade.
+   Where all of a precision fail, the fastest are then tried as the first of a cascade.
 4. Time those that pass in turn, for longer; a cascade, whose time depends on the images, on those that judge. A program
    in another precision is chosen only if the whole interval of its speed lies above that of float32.
 """

@@ -36,6 +36,7 @@ from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.judgement import Judgement, judgement_of
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.report import RunnerReport
+from gmmvit_deploy.runtimes.engines.flavors import visible_gpu
 from gmmvit_deploy.runtimes.runners.chosen import choose_runner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.runtimes.runners.open import graph_of, open_runner
@@ -226,7 +227,9 @@ def test_mixed_int8_of_features_keeps_neighbours(features_bundle: Bundle, tmp_pa
 
 
 @pytest.mark.nightly
-def test_with_calibration_every_form_is_tried_and_kept(bundle: Bundle, labelled: Path, tmp_path: Path) -> None:
+def test_with_calibration_every_form_is_tried_and_kept(
+    bundle: Bundle, labelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copy = copied(bundle, tmp_path)
     np.savez(tmp_path / "calibration.npz", images=photo_pixels(7, 64))
     arguments = ("--data", f"array:{labelled}", "--calibration", tmp_path / "calibration.npz", "--gate", "0.1")
@@ -238,6 +241,10 @@ def test_with_calibration_every_form_is_tried_and_kept(bundle: Bundle, labelled:
     slower = of(choice, "openvino:int8-dynamic")
     assert slower.reason == "slower than openvino:int8-static, which passes the gate, so it was not judged"
     assert slower.judged is None
+    assert not any(each.runner.cascade for each in choice.candidates)  # slower than int8, which passes
+    assert (copy.path / "graphs/int8.onnx").exists() == (visible_gpu() is not None)
+    only_cascades_pass(monkeypatch)
+    choice, _ = optimized(copy, *arguments)
     cascades = [each for each in choice.candidates if each.runner.cascade]
     static, dynamic = sorted(cascades, key=lambda each: each.runner.form == "dynamic")  # the fastest graphs
     assert "16 images of" in static.reason  # of its calibration images, too few set no range

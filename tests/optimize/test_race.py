@@ -115,3 +115,25 @@ def test_all_speeds_are_relative_to_the_base_of_the_table(monkeypatch: pytest.Mo
     runners = {"onnxruntime__fp32": Timed(1, 1.5), "openvino__fp32": Timed(1.1, 1), "onnxruntime__fp16": Timed(2.2)}
     best, *_, slowest = raced(monkeypatch, **runners)
     assert (str(best.runner), slowest.speed and slowest.speed.value) == ("openvino", pytest.approx(0.5))
+
+
+def test_what_failed_is_the_first_of_a_cascade_and_timed_again_beside_merged_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def seconds(programs: Any, **_: Any) -> list[list[float]]:
+        return [[run.func.__self__.seconds.pop(0)] * 8 for run in programs]
+
+    monkeypatch.setattr(_race, "seconds_in_turn", seconds)
+    base, static, merged = map(RunnerName.parse, ("openvino", "openvino:int8-static", "openvino:int8-merged"))
+    race = _race.Race({base: Timed(4, 8), static: Timed(1, 2)}, {})  # type: ignore[dict-item]
+    race.look(np.zeros((1, 1)))
+    assert race.firsts == []
+    for program, why_not in ((base, ""), (static, "too many decisions change")):
+        race.judge({program: Judgement(why_not=why_not)})
+    assert race.firsts == [static]
+    race.join({merged: Timed(1)}, {})  # type: ignore[dict-item]
+    assert list(race.next_to_judge()) == [merged]
+    race.judge({merged: Judgement(why_not="too many decisions change")})
+    assert race.firsts == [merged, static]
+    speeds = {one.runner: one.speed and one.speed.value for one in race.candidates()}
+    assert speeds == {base: 1, static: 4, merged: 8}
