@@ -7,8 +7,8 @@ int8 is tried in each of its forms:
     dynamic  activations are quantised while the network runs; for OpenVINO, needs no images
     merged   as static, in a network that merges similar tokens (`graphs.merged_tokens`); for OpenVINO
 
-Where all int8 or all bf16 programs of the CPU fail the gate, the fastest are tried as the first of a cascade
-(`bundle.cascades`), and only then the merged form.
+The fastest int8 or bf16 programs of the CPU that fail the gate are tried as the first of a cascade (`bundle.cascades`),
+unless one nearly as fast passes; with int8 also the merged form.
 
 Graphs that the bundle has are kept.
 """
@@ -47,6 +47,9 @@ from gmmvit_deploy.runtimes.runners.runner import Runner
 
 Graph = tuple[Precision, Form]
 _NO_IMAGES = "needs images that set its ranges: type --calibration DATA, with images that are none of those of --data"
+_NOT_FOR_GPUS = (
+    "the bundle has no int8 graph for GPUs: type gmmvit convert with --precision int8, --calibration and --force"
+)
 _STATIC_HOLDS = "no projection has to leave the static form for the gate to hold"
 PROGRAMS_OF_GPUS = (*ON_GPUS, "tensorrt")
 _PRECISIONS_OF_GPUS: tuple[Precision, ...] = ("fp32", "bf16", "fp16", "int8")
@@ -119,15 +122,13 @@ def convert_missing(
             holds = "static" in held and _static_holds(bundle, gate)
             why = _STATIC_HOLDS if holds else _mixed(bundle, calibration, on_progress, gate=gate)
             why_not["int8", "mixed"] = why
-        written = _graphs_in(bundle, "int8")
-        lacks_gpus = visible_gpu() is not None and "" not in written  # made where there was no GPU
-        if "static" not in written or lacks_gpus:
-            like = record_of(bundle, "int8", "static") or record_of(bundle, "int8", "mixed")
-            why_not["int8", "static"] = _int8(bundle, "static", calibration, on_progress, like=like, force=lacks_gpus)
+        if "static" not in _graphs_in(bundle, "int8"):
+            like = record_of(bundle, "int8", "mixed")
+            why_not["int8", "static"] = _int8(bundle, "static", calibration, on_progress, like=like)
     if "dynamic" not in held:
         why_not["int8", "dynamic"] = _int8(bundle, "dynamic", None, on_progress)
     if "" not in _graphs_in(bundle, "int8"):  # the graph for GPUs, which a calibrated conversion writes where one is
-        why_not["int8", ""] = why_not.get(("int8", "static"), "")
+        why_not["int8", ""] = why_not.get(("int8", "static")) or _NOT_FOR_GPUS
     return {graph: why for graph, why in why_not.items() if why}
 
 

@@ -31,6 +31,8 @@ _GROUPS = 12
 """The rounds of a cascade: a round is a part of the images, of which some are computed again."""
 _CASCADES = 2
 """The number of cascades to try: each is judged as another program."""
+_NEARLY = 1.25
+"""A cascade that computes a tenth of its images again takes about so many times as long as its first program alone."""
 _MIN_GAIN = 1.1
 """The speed of a cascade, relative to float32, from which it is worth its second graph."""
 
@@ -190,15 +192,18 @@ class Race:
         """The programs to try as the first of a cascade: of each graph that failed the fastest whose float32 program is
         left, at most two.
 
-        A cascade is slower than its first program, so none is tried where a program of the same precision passes.
+        A cascade is slower than its first program by the images that float32 computes again, so none is tried where a
+        program of the CPU in the same precision passes that is nearly as fast as the first.
         """
         floats, median = self._floats, self._median_looked
-        passed = {program.precision for program in self._judgements if program not in self._why}
+        passed = [program for program in self._running if program in self._judgements and program.name in ON_CPUS]
         firsts = [
             program
             for program in self._failed
-            if program.name in ON_CPUS and program.precision in CASCADES and program.precision not in passed
-            if program.stages[1] in floats
+            if program.name in ON_CPUS and program.precision in CASCADES and program.stages[1] in floats
+            if not any(
+                rival.precision == program.precision and median(rival) < _NEARLY * median(program) for rival in passed
+            )
             if _MIN_GAIN * median(program) < median(self._rival(program))
         ]
         of_graphs: dict[str, RunnerName] = {}

@@ -4,7 +4,7 @@
 2. Look how fast each program is, in turn; a program that is slower than the fastest in float32 cannot win.
 3. Hold the others to the checks of parity, and to the gate on images, one by one and in batches: those of float32, then
    graph by graph, the fastest first. What is slower than a program that passed, and needs as much to run, is left out.
-   Where all of a precision fail, the fastest are then tried as the first of a cascade.
+   The fastest of those that fail are then tried as the first of a cascade.
 4. Time those that pass in turn, for longer; a cascade, whose time depends on the images, on those that judge. A program
    in another precision is chosen only if the whole interval of its speed lies above that of float32.
 """
@@ -85,11 +85,12 @@ def optimize_bundle(
         judge = partial(_judge, race, reference, options, gate, judged, prefixed("check", on_progress))
         reports = judge()
         if bundle.manifest.has_logits and race.firsts:  # features have no margin that could defer an image
-            why_not = convert_merged(bundle, options.calibration, on_progress)
-            merged, left_out = opened_programs(bundle, why_not, stack, on_progress, merged=True)
-            race.join(merged, left_out, on_progress=prefixed("look at merged tokens", on_progress))
-            opened |= merged
-            reports += judge()
+            if any(first.precision == "int8" for first in race.firsts):
+                why_not = convert_merged(bundle, options.calibration, on_progress)
+                merged, left_out = opened_programs(bundle, why_not, stack, on_progress, merged=True)
+                race.join(merged, left_out, on_progress=prefixed("look at merged tokens", on_progress))
+                opened |= merged
+                reports += judge()
             # Without a share that the user states, int8's own gate would ask less of a cascade than it can give.
             stated = gate.keep_decisions if options.keep_decisions or options.gate else None
             race.add(
