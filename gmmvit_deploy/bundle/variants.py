@@ -218,7 +218,7 @@ def open_variant(bundle: Bundle, precision: Precision, form: Form = "") -> Varia
 def how_to_convert(bundle: Bundle, precision: Precision, form: Form = "") -> str:
     """Return the hint of an error message: the command that writes a graph into the bundle, in place of its own."""
     if form == "merged":
-        return f"type gmmvit optimize {bundle.path} --data DATA --calibration IMAGES"
+        return f"type gmmvit optimize {bundle.path} --data DATA --calibration IMAGES --keep-decisions SHARE"
     dynamic = form == "dynamic"
     calibration = " --calibration IMAGES" if precision in CALIBRATED and not dynamic else ""
     gate = " --keep-decisions SHARE" if form == "mixed" else ""

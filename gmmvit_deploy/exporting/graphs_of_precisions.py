@@ -157,7 +157,9 @@ def graph_from_model(
     """
     types: Precision = "fp32" if for_cpu else precision
     folded = _folded(model, precision, padded=padded, for_cpu=for_cpu)
-    graph = exported or onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
+    graph = exported
+    if graph is None:
+        graph = onnx_from_model(folded.model, preprocessing=preprocessing, max_batch=max_batch)
     require_known_roles(graph.graph, precision, what=what)
     records, _ = prove_folded(graph.graph, folded.masks, folded.biases, foreign=folded.model.foreign)
     if merged:

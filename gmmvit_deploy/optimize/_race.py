@@ -106,13 +106,14 @@ class Race:
     ) -> None:
         """Add programs that were opened after the others were judged, and look at them as `look` does.
 
-        They are timed beside those that are left, and those that failed, which may be the first of a cascade.
+        They are timed beside those that are left, and those that may be the first of a cascade.
         """
+        firsts = self.firsts
         self._opened |= opened
         self._why |= left_out
         if opened:
             self._try(opened)
-            self._time([*self._running, *self._failed], on_progress)
+            self._time([*self._running, *firsts], on_progress)
             self._leave_out_slow()
 
     def _try(self, programs: Iterable[RunnerName]) -> None:
@@ -153,7 +154,7 @@ class Race:
             if faster := next((rival for rival in self._judgements if self._cannot_beat(program, rival)), None):
                 slower = "expected to be slower" if program.cascade else "slower"
                 self._why[program] = f"{slower} than {faster}, which passes the gate, so it was not judged"
-        left = sorted((program for program in waiting if program not in self._why), key=self._median_looked)
+        left = sorted((program for program in waiting if program not in self._why), key=self._median)
         return {program: self._opened[program] for program in left if program.arithmetic == left[0].arithmetic}
 
     def _cannot_beat(self, program: RunnerName, rival: RunnerName) -> bool:
@@ -165,7 +166,7 @@ class Race:
         if rival in self._why or rival.precision == "fp32" or rival.cascade or rival.name in FLAVORS or needs_more:
             return False
         if program.cascade:
-            return self._median_looked(program) > self._median_looked(rival)
+            return self._median(program) > self._median(rival)
         return self._ratio(program, rival).high < 1
 
     def judge(self, judgements: Mapping[RunnerName, Judgement]) -> None:
@@ -184,10 +185,6 @@ class Race:
             )
 
     @property
-    def _failed(self) -> list[RunnerName]:
-        return [program for program in self._judgements if program in self._why]
-
-    @property
     def firsts(self) -> list[RunnerName]:
         """The programs to try as the first of a cascade: of each graph that failed the fastest whose float32 program is
         left, at most two.
@@ -195,12 +192,15 @@ class Race:
         A cascade is slower than its first program by the images that float32 computes again, so none is tried where a
         program of the CPU in the same precision passes that is nearly as fast as the first.
         """
-        floats, median = self._floats, self._median_looked
+        floats, median = self._floats, self._median
         passed = [program for program in self._running if program in self._judgements and program.name in ON_CPUS]
         firsts = [
             program
-            for program in self._failed
-            if program.name in ON_CPUS and program.precision in CASCADES and program.stages[1] in floats
+            for program in self._judgements
+            if program in self._why
+            and program.name in ON_CPUS
+            and program.precision in CASCADES
+            and program.stages[1] in floats
             if not any(
                 rival.precision == program.precision and median(rival) < _NEARLY * median(program) for rival in passed
             )
@@ -216,13 +216,13 @@ class Race:
         self._opened |= cascades
         self._why |= left_out
         for cascade, runner in cascades.items():
-            first, second = map(self._median_looked, cascade.stages)
+            first, second = map(self._median, cascade.stages)
             deferred = runner.record.chosen.deferred if runner.record is not None else 1.0
             self._expected[cascade] = first + deferred * second
-            if _MIN_GAIN * self._expected[cascade] > self._median_looked(self._rival(cascade)):
+            if _MIN_GAIN * self._expected[cascade] > self._median(self._rival(cascade)):
                 self._why[cascade] = f"expected to be less than {_MIN_GAIN:g} times as fast as float32"
 
-    def _median_looked(self, program: RunnerName) -> float:
+    def _median(self, program: RunnerName) -> float:
         """Return the median seconds of a program; of a cascade the expected ones."""
         return self._expected[program] if program.cascade else float(np.median(self._rounds(program)[program]))
 

@@ -83,23 +83,23 @@ def optimize_bundle(
         inputs = np.resize(bundle.golden_rows()[0], (judged, *bundle.input_shape))
         race.look(inputs[:batch], inputs, on_progress=prefixed("look how fast each program is", on_progress))
         judge = partial(_judge, race, reference, options, gate, judged, prefixed("check", on_progress))
-        reports = judge()
+        report, *_ = judge()
         if bundle.manifest.has_logits and race.firsts:  # features have no margin that could defer an image
             if any(first.precision == "int8" for first in race.firsts):
                 why_not = convert_merged(bundle, options.calibration, on_progress)
                 merged, left_out = opened_programs(bundle, why_not, stack, on_progress, merged=True)
                 race.join(merged, left_out, on_progress=prefixed("look at merged tokens", on_progress))
                 opened |= merged
-                reports += judge()
+                judge()
             # Without a share that the user states, int8's own gate would ask less of a cascade than it can give.
             stated = gate.keep_decisions if options.keep_decisions or options.gate else None
             race.add(
                 *opened_cascades(bundle, race.firsts, opened, options.calibration, on_progress, keep_decisions=stated)
             )
-            reports += judge()
+            judge()
         images = ImageStream(bundle=bundle, images=options.images, batch=batch, limit=stream.count)
         race.measure(images, on_progress=prefixed("time those that pass in turn", on_progress))
-        data = reports[-1].data or {}
+        data = report.data or {}
     choice = Choice(
         machine=this_machine(),
         goal=options.goal,
@@ -115,7 +115,7 @@ def optimize_bundle(
             labelled=gate.accuracy is not None,
             copies=data["copies"],
             batches=tuple(sorted({1, judged})),
-            answers=sureness(reports[-1].answers),
+            answers=sureness(report.answers),
         ),
         base=race.base,
     )
@@ -126,7 +126,7 @@ def optimize_bundle(
 def _judge(
     race: Race, reference: Reference, options: OptimizeOptions, gate: Gate, batch: int, on_progress: OnProgress
 ) -> list[ParityReport]:
-    """Judge programs until none is left that could win, and return the reports."""
+    """Judge programs until none is left that could win, and return the reports, each on the same images."""
     reports = []
     checks = ParityOptions(
         data=options.images,

@@ -35,6 +35,13 @@ class Timed:
         pass
 
 
+def turns_of(monkeypatch: pytest.MonkeyPatch, rounds: int = 8) -> None:
+    def seconds(programs: Any, **_: Any) -> list[list[float]]:
+        return [[run.func.__self__.seconds.pop(0)] * rounds for run in programs]
+
+    monkeypatch.setattr(_race, "seconds_in_turn", seconds)
+
+
 def raced(
     monkeypatch: pytest.MonkeyPatch,
     rounds: int = 8,
@@ -45,11 +52,7 @@ def raced(
 
     why_not: program → why it may not be chosen.
     """
-
-    def seconds(programs: Any, **_: Any) -> list[list[float]]:
-        return [[run.func.__self__.seconds.pop(0)] * rounds for run in programs]
-
-    monkeypatch.setattr(_race, "seconds_in_turn", seconds)
+    turns_of(monkeypatch, rounds)
     opened: Any = {}
     for name, runner in runners.items():
         opened[RunnerName.parse(name.replace("__", ":").replace("_kernels", "+kernels").replace("_", "-"))] = runner
@@ -120,10 +123,7 @@ def test_all_speeds_are_relative_to_the_base_of_the_table(monkeypatch: pytest.Mo
 def test_what_failed_is_the_first_of_a_cascade_and_timed_again_beside_merged_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def seconds(programs: Any, **_: Any) -> list[list[float]]:
-        return [[run.func.__self__.seconds.pop(0)] * 8 for run in programs]
-
-    monkeypatch.setattr(_race, "seconds_in_turn", seconds)
+    turns_of(monkeypatch)
     base, static, merged = map(RunnerName.parse, ("openvino", "openvino:int8-static", "openvino:int8-merged"))
     race = _race.Race({base: Timed(4, 8), static: Timed(1, 2)}, {})  # type: ignore[dict-item]
     race.look(np.zeros((1, 1)))
@@ -137,3 +137,23 @@ def test_what_failed_is_the_first_of_a_cascade_and_timed_again_beside_merged_tok
     assert race.firsts == [merged, static]
     speeds = {one.runner: one.speed and one.speed.value for one in race.candidates()}
     assert speeds == {base: 1, static: 4, merged: 8}
+
+
+@pytest.mark.parametrize(
+    ("rival", "seconds", "tried"),
+    [
+        ("openvino:int8-dynamic", 1.2, False),  # a cascade would be slower
+        ("openvino:int8-dynamic", 2, True),
+        ("openvino:bf16", 1.2, True),
+        ("tensorrt:int8", 0.1, True),  # where the GPU is missing, programs of the CPU are taken
+    ],
+)
+def test_a_cascade_is_tried_unless_a_program_of_the_cpu_passes_nearly_as_fast(
+    rival: str, seconds: float, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns_of(monkeypatch)
+    base, static, other = map(RunnerName.parse, ("openvino", "openvino:int8-static", rival))
+    race = _race.Race({base: Timed(4), static: Timed(1), other: Timed(seconds)}, {})  # type: ignore[dict-item]
+    race.look(np.zeros((1, 1)))
+    race.judge({base: Judgement(), static: Judgement(why_not="too many decisions change"), other: Judgement()})
+    assert race.firsts == ([static] if tried else [])
