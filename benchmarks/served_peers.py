@@ -189,9 +189,18 @@ class Measurement:
         rates: Rates = {name: [] for name in programs}
         for _ in range(self._arguments.rounds):
             for name in random.permutation(list(programs)):
-                with _alone(programs[name], kind, self._bodies[kind].read_bytes()):
-                    rates[name].append(self._rate(programs[name], kind, clients, seconds))
+                rates[name].append(self._rate_alone(programs[name], kind, clients, seconds))
         return rates
+
+    def _rate_alone(self, program: Program, kind: str, clients: int, seconds: int) -> float:
+        body = self._bodies[kind].read_bytes()
+        with _alone(program, kind, body):
+            try:
+                return self._rate(program, kind, clients, seconds)
+            except LoadFailed as exc:  # under load too, it may replace a worker that it takes for dead
+                print(f"{program.name}, once more: {exc}", flush=True)
+        with _alone(program, kind, body):
+            return self._rate(program, kind, clients, seconds)
 
     def _rate(self, program: Program, kind: str, clients: int, seconds: int) -> float:
         return closed_rate(program.addresses[kind], self._bodies[kind], clients=clients, seconds=seconds)

@@ -64,7 +64,7 @@ def _summary(choice: Choice, bundle: Bundle) -> Summary:
         f"{one.runner}: its interval contains the gate; {one.images_to_settle:,} images with the same shares "
         "would settle it"
         for one in choice.passed
-        if one.images_to_settle is not None and one.runner.precision != "fp32"  # which no gate judges
+        if one.images_to_settle is not None
     ]
     return Summary(outcome="passed", word="CHOSEN", sentence=sentence, changes=tuple(filter(None, changes)))
 

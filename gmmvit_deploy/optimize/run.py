@@ -2,9 +2,9 @@
 
 1. Convert what the bundle lacks.
 2. Look how fast each program is, in turn; a program that is slower than the fastest in float32 cannot win.
-3. Hold the others to the checks of parity, and to the gate on images, one by one and in batches: those of float32, then
-   graph by graph, the fastest first. What is slower than a program that passed, and needs as much to run, is left out.
-   The fastest of those that fail are then tried as the first of a cascade.
+3. Hold the others to the checks of parity on some images, and but for float32 to the gate on all, one by one and in
+   batches: those of float32, then graph by graph, the fastest first. What is slower than a program that passed, and
+   needs as much to run, is left out. The fastest of those that fail are then tried as the first of a cascade.
 4. Time those that pass in turn, for longer; a cascade, whose time depends on the images, on those that judge. A program
    in another precision is chosen only if the whole interval of its speed lies above that of float32.
 """
@@ -37,12 +37,16 @@ from gmmvit_deploy.optimize._race import Race
 from gmmvit_deploy.optimize.options import OptimizeOptions
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.inputs import ImageStream
-from gmmvit_deploy.parity.judgement import judgement_of, wrong_labels_in
+from gmmvit_deploy.parity.judgement import accuracy_of_pytorch, judgement_of
 from gmmvit_deploy.parity.options import BATCH, ParityOptions
 from gmmvit_deploy.parity.reference import Reference, why_no_model
 from gmmvit_deploy.parity.report import ParityReport
 from gmmvit_deploy.progress import OnProgress, Progress, ignore, prefixed
 from gmmvit_deploy.runtimes.runners.chosen import runtime_versions, this_machine
+
+_NUMERIC_IMAGES = 128
+"""The number of images on which all checks of parity run. A wrong graph, runtime or kernel shows on a few; only the
+shares that a gate judges need hundreds."""
 
 __all__ = ["OptimizeOptions", "optimize_bundle"]
 
@@ -69,9 +73,10 @@ def optimize_bundle(
     stream = ImageStream(bundle=bundle, images=options.images, batch=judged, limit=options.limit)
     gate = _gate(options, stream)
     reference = Reference(bundle, remembers=True)
+    trained = None
     if gate.accuracy is not None:
         on_progress(Progress("compare the labels with PyTorch's answers"))
-        _refuse_wrong_labels(options, judged, reference)
+        trained = _accuracy_of_pytorch(options, judged, reference)
     if options.calibration is not None:
         on_progress(Progress("compare the calibration images with those that judge"))
         refuse_overlap(bundle, options.calibration, stream)
@@ -112,7 +117,7 @@ def optimize_bundle(
             source=options.source,
             count=data["images"],
             sha256=data["sha256"],
-            labelled=gate.accuracy is not None,
+            accuracy=trained,
             copies=data["copies"],
             batches=tuple(sorted({1, judged})),
             answers=sureness(report.answers),
@@ -135,6 +140,7 @@ def _judge(
         keep_decisions=gate.keep_decisions,
         keep_neighbours=gate.keep_neighbours,
         other_preprocessings=False,  # no program's answers depend on it
+        numeric_images=_NUMERIC_IMAGES,
         batch=batch,
     )
     while runners := race.next_to_judge():
@@ -162,14 +168,16 @@ def _require(bundle: Bundle, batch: int) -> None:
         )
 
 
-def _refuse_wrong_labels(options: OptimizeOptions, batch: int, reference: Reference) -> None:
+def _accuracy_of_pytorch(options: OptimizeOptions, batch: int, reference: Reference) -> float | None:
     stream = ImageStream(bundle=reference.bundle, images=options.images, batch=batch, limit=options.limit)
-    if why := wrong_labels_in(stream, reference):
+    accuracy, why = accuracy_of_pytorch(stream, reference)
+    if why:
         raise InputError(
             f"data {options.source}: {why}",
             hint="correct the labels of the bundle or of the data; if those of the bundle are right, --keep-decisions "
             f"{SPECS['int8'].kept_gate:g} judges without labels",
         )
+    return accuracy
 
 
 def _gate(options: OptimizeOptions, stream: ImageStream) -> Gate:

@@ -29,8 +29,8 @@ from gmmvit_deploy.parity._verdict import Check
 _MAX_LOST_DB = 6.0
 _MAX_SATURATED = 0.01
 _MAX_NAMED = 3
+_CONVERTERS = ("gmmvit-deploy", "onnx")
 _TRACERS = ("torch", "onnxscript")
-_EXPORTERS = ("gmmvit-deploy", "onnx", *_TRACERS)
 
 
 class CalibrationCheck(RunnerCheck):
@@ -89,15 +89,14 @@ def _compared_with_record(bundle: Bundle, graph: QuantisedGraph) -> Check:
     record, stored = graph.record, ir.load(graph.path)
     expected = quantised_again(bundle, record, stored)
     # The graph for CPUs is made from the bundle's float32 graph, and the other from PyTorch's model, exported again.
-    made_from = tool_versions() | (
-        {name: bundle.manifest.versions.get(name, "") for name in _TRACERS} if record.form else {}
-    )
-    changed = [name for name in _EXPORTERS if made_from.get(name) != record.versions.get(name)]
+    made_by = _CONVERTERS if record.form else (*_CONVERTERS, *_TRACERS)
+    here = tool_versions()
+    changed = [name for name in made_by if here.get(name) != record.versions.get(name)]
     fault = form_fault(stored.graph, expected.graph)
     compensated = (record.calibration or {}).get("recipe", {}).get("rounding") == "compensated"
     faults = [fault] if fault else quantized_faults(stored.graph, expected.graph, compensated=compensated)[:_MAX_NAMED]
     if fault and changed:
-        versions = ", ".join(f"{name} {record.versions.get(name)}, not {made_from.get(name)}" for name in changed)
+        versions = ", ".join(f"{name} {record.versions.get(name)}, not {here.get(name)}" for name in changed)
         faults = [
             f"{fault}; {versions} made it, so {how_to_convert(bundle, record.precision, record.form)} to compare again"
         ]

@@ -212,6 +212,7 @@ class Crossings(Decisions):
 
 class DecisionsCheck(RunnerCheck):
     name = "decisions"
+    counts = True
 
     def __init__(self, tested: RunnerUnderTest) -> None:
         super().__init__(tested)

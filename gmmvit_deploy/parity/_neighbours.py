@@ -65,6 +65,7 @@ class _Features:
 
 class NeighboursCheck(RunnerCheck):
     name = "neighbours"
+    counts = True
 
     def __init__(self, tested: RunnerUnderTest) -> None:
         super().__init__(tested)

@@ -128,11 +128,13 @@ class RunnerUnderTest:
         return next(check for check in self.checks if isinstance(check, kind))
 
     def add(self, inputs: str, known: Known, *, real: bool) -> None:
-        """Compute a batch, and give the answers to every check."""
+        """Compute a batch, and give the answers to every check that takes them."""
+        if known.counted and self.runner.precision == "fp32":  # its decisions follow from the numeric check
+            return
         images = known.batch.inputs
-        of_graph = self.graph.logits(images, real=real) if self.graph is not None else None
+        of_graph = self.graph.logits(images, real=real) if self.graph is not None and not known.counted else None
         new = self._new(images)
-        without_kernels = self._without_kernels(images[new]) if real and new.any() else None
+        without_kernels = self._without_kernels(images[new]) if real and new.any() and not known.counted else None
         for batch in self.batches:
             outputs = self.runner.rows_all(images, batch=batch)
             answers = Answers(
@@ -148,7 +150,8 @@ class RunnerUnderTest:
                 deferred=outputs[DEFERRED][:, 0] if self.runner.record is not None else None,
             )
             for check in self.checks:
-                check.add(answers)
+                if check.counts or not known.counted:
+                    check.add(answers)
 
     def _new(self, images: NDArray[Any]) -> NDArray[Any]:
         """Return which images chose neither ranges nor a threshold of the runner."""
@@ -175,6 +178,8 @@ class RunnerCheck(ABC):
     """A check of a runner."""
 
     name: ClassVar[str]
+    counts: ClassVar[bool] = False
+    """Whether the check counts images, and so also takes those of which nothing else is judged (`Known.counted`)."""
 
     def __init__(self, tested: RunnerUnderTest) -> None:
         self.tested, self.run = tested, tested.run

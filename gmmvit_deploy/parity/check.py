@@ -139,8 +139,9 @@ def _checked(
             limit=options.limit,
             on_broken=options.on_broken,
         )
-        for batch in stream:
-            known = known_batch(reference, batch)
+        every = -(-stream.count // (options.numeric_images or stream.count))
+        for number, batch in enumerate(stream):
+            known = known_batch(reference, batch, counted=number % every > 0)
             trained.add(batch.labels, known.trained)
             if bundle.manifest.has_logits:
                 answers += count_answers(known.trained, bundle.manifest.label_set)

@@ -44,6 +44,8 @@ def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
     judged by its checks alone: float32, whose logits they hold to the noise of PyTorch's, and another precision within
     its limit if no image is near enough to a border.
     """
+    if report.runner.precision == "fp32":
+        return Judgement(why_not="; ".join(failed_checks(report)))
     numbers, judging = _decisions(report), report.check("decisions")
     wrong_labels = ""
     if gate.keep_neighbours is not None:
@@ -53,26 +55,24 @@ def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
         wrong_labels = judging.details.get("wrong_labels", "")
     why = [judging.summary] if numbers.judged is None else []
     too_few: list[str] = []
-    if numbers.judged is not None and not _cannot_differ(report):
+    if numbers.judged is not None and not judging.details.get("by_margins"):
         missed, too_few = _shortfalls(numbers.judged, numbers.kept, numbers.images, gate)
         why = [wrong_labels, *missed]
     why = [*filter(None, why), *failed_checks(report)]
     return replace(numbers, lacks_images=bool(too_few and not why), why_not="; ".join([*why, *too_few]))
 
 
-def _cannot_differ(report: RunnerReport) -> bool:
-    return report.runner.precision == "fp32" or bool(report.check("decisions").details.get("by_margins"))
-
-
-def wrong_labels_in(stream: ImageStream, reference: Reference) -> str:
-    """Return why the labels of images cannot judge an accuracy, by the answers of PyTorch alone, or ""."""
+def accuracy_of_pytorch(stream: ImageStream, reference: Reference) -> tuple[float | None, str]:
+    """Return (PyTorch's accuracy, as `Judgement.accuracy`; why the labels cannot judge a program's, or "")."""
     accuracy = accuracy_of(stream.bundle, stream.images)
     if accuracy is None:
-        return ""
+        return None, ""
     for batch in stream:
-        trained, _ = reference.logits(batch.inputs)
+        trained = reference.answers(batch.inputs, exact=False)["logits"]
         accuracy.add(batch.labels, trained, trained)
-    return str(accuracy.check(1).details.get("wrong_labels", ""))
+    details = accuracy.check(1).details
+    pairs = _pairs(details)
+    return pairs and pairs["pytorch"], details.get("wrong_labels", "")
 
 
 def failed_checks(report: RunnerReport) -> list[str]:
@@ -106,7 +106,7 @@ def _shortfalls(judged: Measured, kept: Measured | None, images: int, gate: Gate
 def _accuracy(report: RunnerReport) -> Judgement:
     """Return the ratio of top-1, or of top-5 if that is lower; for several labels, of the images with all right."""
     details: Mapping[str, Any] = report.check("accuracy").details
-    pairs = details.get("top1") or details.get("all_right")
+    pairs = _pairs(details)
     if not pairs or not pairs["pytorch"]:
         return Judgement()
     ratio, lower = lower_ratio(details)
@@ -117,6 +117,10 @@ def _accuracy(report: RunnerReport) -> Judgement:
         accuracy=pairs["runner"],
         images_to_settle=details.get("images_needed"),
     )
+
+
+def _pairs(details: Mapping[str, Any]) -> Any:
+    return details.get("top1") or details.get("all_right")
 
 
 def _neighbours(report: RunnerReport) -> Judgement:

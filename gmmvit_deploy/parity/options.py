@@ -34,6 +34,9 @@ class ParityOptions:
     least_cosine: the minimum cosine of an image's features, or of its logits if there are none, not centred; or None.
     expected_accuracy: the accuracy that training measured on such images, which PyTorch must reach; None if unknown.
     other_preprocessings: False does not look for a preprocessing with which PyTorch is more accurate.
+    numeric_images: the number of images, about, on which all checks run. On the others, programs in another precision
+    than float32 have their decisions, right answers and neighbours compared with PyTorch's in float32, and no more.
+    None runs all checks on all images.
     localize: True also measures the error of each block.
     batch: the size of the batches in which each runner computes all inputs, beside the smallest that it takes.
     """
@@ -48,6 +51,7 @@ class ParityOptions:
     least_cosine: float | None = None
     expected_accuracy: float | None = None
     other_preprocessings: bool = True
+    numeric_images: int | None = None
     localize: bool = False
     batch: int = BATCH
 
@@ -70,7 +74,7 @@ class ParityOptions:
         with refusals.collected():
             require_known("on_broken", self.on_broken, get_args(OnBroken))
         with refusals.collected():
-            require_counts(limit=self.limit, batch=self.batch)
+            require_counts(limit=self.limit, numeric_images=self.numeric_images, batch=self.batch)
         refusals.raise_all()
 
     @property

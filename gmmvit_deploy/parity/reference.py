@@ -37,7 +37,7 @@ class Reference:
 
         Errors: BundleError, CheckpointError when the bundle's weights do not match its manifest.
         """
-        self._remembered: dict[tuple[str, ...], dict[OutputName, tuple[NDArray[Any], NDArray[Any]]]] | None = (
+        self._remembered: dict[tuple[bool, tuple[str, ...]], dict[OutputName, NDArray[Any]]] | None = (
             {} if remembers else None
         )
         self.bundle = bundle
@@ -56,7 +56,8 @@ class Reference:
 
     def logits(self, inputs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return (float32 logits, float64 logits), both (B, C).  A model without logits gives its features (B, D)."""
-        return self.answers(inputs)[self.model.outputs[0]]
+        of = self.model.outputs[0]
+        return self.answers(inputs, exact=False)[of], self.answers(inputs, exact=True)[of]
 
     def of_features(self) -> Reference:
         """Return the same models with the features in place of the logits."""
@@ -66,21 +67,20 @@ class Reference:
         other._remembered = None  # the same inputs have other answers there
         return other
 
-    def answers(self, inputs: NDArray[Any]) -> dict[OutputName, tuple[NDArray[Any], NDArray[Any]]]:
-        """Return name of an output of the model → (float32 values, float64 values)."""
+    def answers(self, inputs: NDArray[Any], *, exact: bool) -> dict[OutputName, NDArray[Any]]:
+        """Return name of an output of the model → its values, in float64 if ``exact``, else in float32."""
         if self._remembered is None:
-            return self._computed(inputs)
-        key = tuple(image_hashes(inputs))
+            return self._computed(inputs, exact)
+        key = (exact, tuple(image_hashes(inputs)))
         if key not in self._remembered:
-            self._remembered[key] = self._computed(inputs)
+            self._remembered[key] = self._computed(inputs, exact)
         return self._remembered[key]
 
-    def _computed(self, inputs: NDArray[Any]) -> dict[OutputName, tuple[NDArray[Any], NDArray[Any]]]:
+    def _computed(self, inputs: NDArray[Any], exact: bool) -> dict[OutputName, NDArray[Any]]:
         tensors = self.tensors(inputs)
         with torch.inference_mode():
-            trained, exact = self.model.answers(tensors), self.exact.answers(tensors.double())
-        pairs = zip(trained, exact, strict=True)
-        return {name: (a.numpy(), b.numpy()) for name, (a, b) in zip(self.model.outputs, pairs, strict=True)}
+            values = self.exact.answers(tensors.double()) if exact else self.model.answers(tensors)
+        return {name: value.numpy() for name, value in zip(self.model.outputs, values, strict=True)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,15 +90,20 @@ class Known:
     If this process cannot build the model, both are the float32 logits stored at export.
     features: (float32, float64), both (B, D), of a bundle with logits and features; else None. For a bundle without
     logits, the features take the place of the logits.
+    counted: True for images of which only decisions, right answers and neighbours are counted; there, ``exact`` holds
+    the float32 values too.
     """
 
     batch: Batch
     trained: NDArray[Any]
     exact: NDArray[Any]
     features: tuple[NDArray[Any], NDArray[Any]] | None
+    counted: bool = False
 
 
-def known_batch(reference: Reference, batch: Batch) -> Known:
-    answers = reference.answers(batch.inputs)
-    trained, exact = answers[reference.model.outputs[0]]
-    return Known(batch, trained, exact, answers["features"] if len(answers) > 1 else None)
+def known_batch(reference: Reference, batch: Batch, *, counted: bool = False) -> Known:
+    trained = reference.answers(batch.inputs, exact=False)
+    exact = trained if counted else reference.answers(batch.inputs, exact=True)
+    of = reference.model.outputs[0]
+    features = (trained["features"], exact["features"]) if len(trained) > 1 else None
+    return Known(batch, trained[of], exact[of], features, counted)

@@ -397,7 +397,7 @@ def test_what_only_lacks_images_is_named_with_the_command(bundle: Bundle) -> Non
         shares["speed"] = Measured(value=speed, low=speed - 0.1, high=speed + 0.1)
         candidates.append(Candidate(runner=RunnerName.parse(name), passed=False, **shares))
     images = JudgedImages(
-        source="folder:my val", count=100, sha256="ab", labelled=True, copies=0, batches=(1, 16), answers={}
+        source="folder:my val", count=100, sha256="ab", accuracy=0.6, copies=0, batches=(1, 16), answers={}
     )
     measured: Any = {"goal": "throughput", "batch": 16, "base": base, "gate": gate, "images": images}
     machine: Any = {"machine": Machine(cpu="a", cores=2), "versions": {}, "made_at": ""}
