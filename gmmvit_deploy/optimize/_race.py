@@ -135,7 +135,7 @@ class Race:
         """Leave out programs that are slower than the fastest in float32, of those that are not judged yet."""
         for program in [program for program in self._running if program not in self._judgements]:
             rival = self._rival(program)
-            if program.precision != "fp32" and self._ratio(program, rival).high < 1:
+            if program.precision != "fp32" and self._ratio(program, rival).value < 1:
                 self._why[program] = f"slower than {rival} in float32, so it was not judged"
         for program in self._why:
             if program in self._opened and program not in self._judgements:

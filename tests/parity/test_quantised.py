@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -101,6 +101,33 @@ def test_decisions_are_judged_on_real_images_only(precise_bundle: Bundle) -> Non
     strict = judged(precise_bundle, data=photographs(), keep_decisions=0.999).runners[0].check("decisions")
     assert strict.verdict in ("undecided", "failed")  # 48 images cannot show 99.9 %
     assert "of 48 images changed" in strict.reasons[0]
+
+
+def test_the_gate_judges_all_images_where_the_other_checks_run_on_some(
+    precise_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_float64: list[int] = []
+    answers = Reference.answers
+
+    def counted(self: Reference, inputs: Any, *, exact: bool) -> Any:
+        if exact:
+            in_float64.append(len(inputs))
+        return answers(self, inputs, exact=exact)
+
+    monkeypatch.setattr(Reference, "answers", counted)
+    options = ParityOptions(data=photographs(), keep_decisions=0.5, numeric_images=24, batch=8)
+    with ExitStack() as stack:
+        runners = [
+            stack.enter_context(closing(open_runner("onnxruntime", precise_bundle, precision=precision)))
+            for precision in ("fp32", "int8")
+        ]
+        fp32, int8 = check_parity(precise_bundle, runners, options).runners
+    assert in_float64[2:] == [8, 8, 8]  # after golden and random inputs
+    assert [fp32.check("decisions").details["inputs"], int8.check("decisions").details["inputs"]] == [24, 48]
+    assert int8.check("stages").details["images"] == 24
+    assert int8.check("decisions").details["agreement"] == (
+        judged(precise_bundle, data=photographs(), keep_decisions=0.5).runners[0].check("decisions").details["agreement"]
+    )
 
 
 @pytest.mark.parametrize("wrong", [1, 8])
