@@ -82,6 +82,7 @@ class Measurement:
         self._bodies = {"image": folder / "image", "tensor": folder / "pixels"}
         self._bodies["image"].write_bytes(self._files[0])
         self._bodies["tensor"].write_bytes(self._expected.pixels[0].tobytes())
+        self._once_more: list[str] = []  # measurements in which requests failed at first
         self._graph = folder / "straight.onnx"
         write_straight(self._bundle, self._graph)
 
@@ -118,6 +119,7 @@ class Measurement:
                 rates = self._rounds(programs, kind, clients, seconds)
                 result[part][str(clients)] = _compared(rates, list(best[clients]), list(reduced[clients]))
                 _show(f"{part}, {clients} clients", result[part][str(clients)])
+        result["once_more"] = self._once_more
         most = str(max(CLIENTS))
         peer = result["closed"][most]["best_peer"]
         programs = {program.name: program for program in ours} | {peer: best[max(CLIENTS)][peer]}
@@ -199,6 +201,7 @@ class Measurement:
                 return self._rate(program, kind, clients, seconds)
             except LoadFailed as exc:  # under load too, it may replace a worker that it takes for dead
                 print(f"{program.name}, once more: {exc}", flush=True)
+                self._once_more.append(f"{program.name}, {kind}, {clients} clients")
         with _alone(program, kind, body):
             return self._rate(program, kind, clients, seconds)
 

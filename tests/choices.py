@@ -45,7 +45,14 @@ def chosen_bundle(
         base=RunnerName("onnxruntime"),
         gate=Gate(keep_decisions=0.5),
         images=JudgedImages(
-            source="folder:val", count=500, sha256="ab", labelled=False, copies=0, batches=(1, 16), answers=ANSWERS
+            source="folder:val",
+            count=500,
+            checked=500,
+            sha256="ab",
+            accuracy=None,
+            copies=0,
+            batches=(1, 16),
+            answers=ANSWERS,
         ),
         candidates=(Candidate(runner=RunnerName("openvino", "int8"), passed=False, reason="slower"), *candidates),
         versions=runtime_versions() | (versions or {}),

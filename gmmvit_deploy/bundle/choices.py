@@ -47,14 +47,16 @@ class Machine:
 class JudgedImages:
     """The images that judged the candidates.
 
-    source: as typed.  count: the number of distinct images.  sha256: of all images.  accuracy: PyTorch's, a share; None
-    if no labels judged.  copies: the number of images with the pixels of another, which were left out.
+    source: as typed.  count: the number of distinct images.  checked: the number of these on which all checks of parity
+    ran, those of float32 too.  sha256: of all images.  accuracy: PyTorch's, a share; None if no labels judged.
+    copies: the number of images with the pixels of another, which were left out.
     batches: the sizes of the batches at each of which a candidate was judged.
     answers: how sure PyTorch's answers in float32 are (`inference.answer_counts.sureness`), which no choice depends on.
     """
 
     source: str
     count: int
+    checked: int
     sha256: str
     accuracy: float | None
     copies: int
@@ -63,9 +65,9 @@ class JudgedImages:
 
     def __str__(self) -> str:
         batches = " and ".join(map(str, self.batches))
+        checked = f", {self.checked:,} of them by all checks" if self.checked < self.count else ""
         copies = f"; {self.copies:,} others have the pixels of one of them, and do not count" if self.copies else ""
-        right = "" if self.accuracy is None else f"; PyTorch answers {self.accuracy:.2%} right"
-        return f"{self.count:,} images of {self.source}, at batch {batches}{right}{copies}"
+        return f"{self.count:,} images of {self.source}, at batch {batches}{checked}{copies}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ class Candidate:
 
     graph_sha256: the SHA-256 of the graph that was judged; "" if no graph was.
     passed: True if every check and the gate held.  reason: why the candidate was left out; "" if it passed.
-    accuracy: the top-1 accuracy, a share; None without labelled images.
+    accuracy: the top-1 accuracy, a share; None without labelled images, and in float32.
     judged: the value that the gate judged, with its paired interval; None if it was not judged, or in float32.
     kept: the share of kept decisions, which is judged beside an accuracy; None if it is ``judged``.
     images_to_settle: the number of images that would bring the gate to one side of the interval; None if the

@@ -132,11 +132,11 @@ class Race:
                 self._why[program] = f"it fails when it runs: {exc}"
 
     def _leave_out_slow(self) -> None:
-        """Leave out programs that are slower than the fastest in float32, of those that are not judged yet."""
+        """Leave out programs that are not faster than the fastest in float32, of those that are not judged yet."""
         for program in [program for program in self._running if program not in self._judgements]:
             rival = self._rival(program)
             if program.precision != "fp32" and self._ratio(program, rival).value < 1:
-                self._why[program] = f"slower than {rival} in float32, so it was not judged"
+                self._why[program] = f"not faster than {rival} in float32, so it was not judged"
         for program in self._why:
             if program in self._opened and program not in self._judgements:
                 self._opened[program].close()  # frees the GPU's memory

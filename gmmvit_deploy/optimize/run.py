@@ -116,6 +116,7 @@ def optimize_bundle(
         images=JudgedImages(
             source=options.source,
             count=data["images"],
+            checked=min(data["images"], judged * -(-_NUMERIC_IMAGES // judged)),
             sha256=data["sha256"],
             accuracy=trained,
             copies=data["copies"],

@@ -78,12 +78,15 @@ def could_pass(choice: Choice, bundle: Path) -> str:
 
 
 def _row(candidate: Candidate, choice: Choice) -> tuple[str, ...]:
+    accuracy, judged = candidate.accuracy, _measured(candidate.judged, ".4f")
+    if candidate.passed and candidate.runner.precision == "fp32" and choice.images is not None:
+        accuracy, judged = choice.images.accuracy, "as PyTorch"  # no gate judges float32
     return (
         str(candidate.runner),
         _measured(candidate.speed, ".2f"),
         "" if candidate.seconds is None else f"{candidate.seconds * 1e3:.1f} ms",
-        "" if candidate.accuracy is None else f"{candidate.accuracy:.2%}",
-        _measured(candidate.judged, ".4f"),
+        "" if accuracy is None else f"{accuracy:.2%}",
+        judged,
         *((_measured(candidate.kept, ".4f"),) if _by_accuracy(choice) else ()),
     )
 

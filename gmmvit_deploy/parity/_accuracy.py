@@ -46,7 +46,7 @@ def accuracy_of(bundle: Bundle, data: Images | None) -> Accuracy | MultiLabelAcc
 
 class AccuracyCheck(RunnerCheck):
     name = "accuracy"
-    counts = True
+    of_gate = True
 
     def __init__(self, tested: RunnerUnderTest) -> None:
         super().__init__(tested)

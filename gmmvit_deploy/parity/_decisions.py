@@ -1,6 +1,6 @@
 """Compare the classes that a runner gives to an image with the classes that PyTorch gives.
 
-t is PyTorch's float64 logits of an input.
+t is PyTorch's float64 logits of an input; its float32 logits where only the gate judges (`Known.gate_only`).
 
     single-label  flip      an input for which the two predicted classes differ
                   margin    t[PyTorch's class] − t[the runner's class] for a flip;
@@ -212,7 +212,7 @@ class Crossings(Decisions):
 
 class DecisionsCheck(RunnerCheck):
     name = "decisions"
-    counts = True
+    of_gate = True
 
     def __init__(self, tested: RunnerUnderTest) -> None:
         super().__init__(tested)
@@ -234,7 +234,8 @@ class DecisionsCheck(RunnerCheck):
         at.broken += int((answers.new & ~finite).sum())
         judged = answers.new & finite
         where = list(compress(known.batch.where, judged))
-        at.add(where, logits[judged], known.trained[judged], known.exact[judged])
+        exact = known.trained if known.gate_only and self.graph is not None else known.exact
+        at.add(where, logits[judged], known.trained[judged], exact[judged])
 
     def judge(self) -> Check:
         if why := self.run.why_no_images if self.bundle.manifest.has_logits else NO_LOGITS:

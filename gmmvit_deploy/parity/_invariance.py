@@ -6,6 +6,8 @@ Each trial runs the same images in an ordinary batch and in another batch, and c
                   runner takes
     duplicates    the same image is in every row; every row must have the logits of this image
     permutations  the images are in another order; the logits must be in the same order as the images
+    neighbours    in the smallest batch, where no image runs alone: the image of row k stays, and every other row has
+                  another image; the logits of row k must not change
 
 The batch sizes are, for each range of batch sizes that the runner takes (for an engine: each optimisation profile), the
 three smallest sizes, an odd size in the middle, and the largest size. Two runs of the same image may round differently,
@@ -118,6 +120,11 @@ def _ways(
         yield "alone", np.concatenate(alone), answers[watched]
     if size == 1:
         return
+    if size == smallest:
+        kept = int(watched[0])
+        strangers = (rows + 1 + generator.integers(0, max(1, len(inputs) - 2))) % len(inputs)
+        strangers[kept] = rows[kept]
+        yield "neighbours", runner.run(inputs[strangers])[kept : kept + 1], answers[kept : kept + 1]
     copies = runner.run(inputs[np.full(size, rows[0])])
     yield "duplicates", copies, np.broadcast_to(answers[0], copies.shape)
     order = generator.permutation(size)

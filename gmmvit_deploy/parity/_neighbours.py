@@ -65,7 +65,7 @@ class _Features:
 
 class NeighboursCheck(RunnerCheck):
     name = "neighbours"
-    counts = True
+    of_gate = True
 
     def __init__(self, tested: RunnerUnderTest) -> None:
         super().__init__(tested)
@@ -87,7 +87,7 @@ class NeighboursCheck(RunnerCheck):
         if not self.bundle.manifest.has_logits:
             self._at[answers.batch].add(answers.comparable[new], known.trained[new])
         elif answers.features is not None and known.features is not None:
-            self._at[answers.batch].add(answers.features[new], known.features[0][new])
+            self._at[answers.batch].add(answers.features[new], known.features[new])
 
     def judge(self) -> Check:
         if "features" not in self.bundle.manifest.output_names:

@@ -178,7 +178,7 @@ class NumericCheck(RunnerCheck):
             if known.features is not None and answers.features is not None:
                 shown = Distances(f"{name}, features{stage}", batch=batch)
                 distances = self._features[batch].setdefault(name + stage, shown)
-                distances.add(answers.features[rows], *(features[rows] for features in known.features))
+                distances.add(answers.features[rows], known.features[rows], known.exact_values()["features"][rows])
         if not answers.real and batch == self.tested.batches[-1]:
             self._kept_logits.append(answers.comparable)
             if answers.features is not None:

@@ -86,8 +86,9 @@ class Answers:
     logits: (B, C), in the shape that the runner gave.  features: (B, D); None if the bundle has none beside logits.
     new: (B,), which images did not calibrate the runner's quantised graph, and so can judge it.
     of_graph: (B, C), the logits of the quantised graph with every rounding, of a cascade those of the first program;
-    None for other precisions.
-    without_kernels: the logits of the new images in the same runtime without our kernels; None without kernels.
+    None for other precisions, and where only the gate judges.
+    without_kernels: the logits of the new images in the same runtime without our kernels; None without kernels, and
+    where only the gate judges.
     deferred: (B,), the images that a cascade computed again in float32; None for another runner.
     """
 
@@ -105,7 +106,7 @@ class Answers:
     @property
     def comparable(self) -> NDArray[Any]:
         """The logits in the shape of PyTorch's (B, C); NaN if the runner's have another shape."""
-        shape = self.known.exact.shape
+        shape = self.known.trained.shape
         return self.logits if self.logits.shape == shape else np.full(shape, np.nan, np.float32)
 
 
@@ -129,12 +130,12 @@ class RunnerUnderTest:
 
     def add(self, inputs: str, known: Known, *, real: bool) -> None:
         """Compute a batch, and give the answers to every check that takes them."""
-        if known.counted and self.runner.precision == "fp32":  # its decisions follow from the numeric check
+        if known.gate_only and self.runner.precision == "fp32":  # no gate judges it
             return
-        images = known.batch.inputs
-        of_graph = self.graph.logits(images, real=real) if self.graph is not None and not known.counted else None
+        images, gate_only = known.batch.inputs, known.gate_only and self.graph is not None
+        of_graph = self.graph.logits(images, real=real) if self.graph is not None and not gate_only else None
         new = self._new(images)
-        without_kernels = self._without_kernels(images[new]) if real and new.any() and not known.counted else None
+        without_kernels = self._without_kernels(images[new]) if real and new.any() and not gate_only else None
         for batch in self.batches:
             outputs = self.runner.rows_all(images, batch=batch)
             answers = Answers(
@@ -150,7 +151,7 @@ class RunnerUnderTest:
                 deferred=outputs[DEFERRED][:, 0] if self.runner.record is not None else None,
             )
             for check in self.checks:
-                if check.counts or not known.counted:
+                if check.of_gate or not gate_only:
                     check.add(answers)
 
     def _new(self, images: NDArray[Any]) -> NDArray[Any]:
@@ -178,8 +179,8 @@ class RunnerCheck(ABC):
     """A check of a runner."""
 
     name: ClassVar[str]
-    counts: ClassVar[bool] = False
-    """Whether the check counts images, and so also takes those of which nothing else is judged (`Known.counted`)."""
+    of_gate: ClassVar[bool] = False
+    """Whether the check judges a share of the images, and so takes those of `Known.gate_only` too."""
 
     def __init__(self, tested: RunnerUnderTest) -> None:
         self.tested, self.run = tested, tested.run

@@ -67,7 +67,7 @@ class Stages:
         self._all.add(logits, exact)
         self._noise.add(known.trained[new], exact)
         if answers.features is not None and known.features is not None:
-            self._features.add(answers.features[new], known.features[1][new])
+            self._features.add(answers.features[new], known.exact_values()["features"][new])
         if answers.of_graph is None:
             return
         of_graph = answers.of_graph[new]

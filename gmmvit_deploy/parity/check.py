@@ -22,8 +22,9 @@ The checks ``constants``, ``reference`` and ``choice`` examine the bundle; the o
 check defines it. A check that does not apply is skipped, with the reason.
 
 In the pass, PyTorch computes the logits of every input once, and each runner twice: one by one, and in batches. The
-checks ``numeric``, ``decisions``, ``neighbours``, ``accuracy`` and ``stages`` judge both, and the worst counts. The
-pass keeps statistics of the images of the data, or their features, and no images.
+checks ``numeric``, ``decisions``, ``neighbours``, ``accuracy`` and ``stages`` judge both, and the worst counts. With
+`ParityOptions.numeric_images`, not all checks judge all images. The pass keeps statistics of the images of the data, or
+their features, and no images.
 
 The code of a model can be in a file that gmmvit runs only if the command names the file. Without it, the logits that
 PyTorch computed for the golden inputs at export are the reference of ``numeric``, ``batch invariance``,
@@ -125,7 +126,10 @@ def _checked(
     golden, stored = golden_batch(bundle)
     for name, batch in (("golden", golden), *(() if reference is None else (("random", random_batch(bundle)),))):
         on_progress(Progress(f"{name} inputs"))
-        known = Known(batch, stored, stored, None) if reference is None else known_batch(reference, batch)
+        if reference is None:
+            known = Known(batch, {"stored": stored}, lambda: {"stored": stored})
+        else:
+            known = known_batch(reference, batch)
         run.kept[name] = known
         for tested in tests:
             tested.add(name, known, real=False)
@@ -139,9 +143,11 @@ def _checked(
             limit=options.limit,
             on_broken=options.on_broken,
         )
-        every = -(-stream.count // (options.numeric_images or stream.count))
-        for number, batch in enumerate(stream):
-            known = known_batch(reference, batch, counted=number % every > 0)
+        seen = 0
+        for batch in stream:
+            gate_only = options.numeric_images is not None and seen >= options.numeric_images
+            seen += len(batch.inputs)
+            known = known_batch(reference, batch, gate_only=gate_only)
             trained.add(batch.labels, known.trained)
             if bundle.manifest.has_logits:
                 answers += count_answers(known.trained, bundle.manifest.label_set)

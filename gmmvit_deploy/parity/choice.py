@@ -47,7 +47,7 @@ def _checked(bundle: Bundle, parity: ParityReport) -> Check | None:
         (broken if now < gate.min_share else open_questions).append(judgement.why_not)
     if changed and report is None:
         open_questions.append(f"add {runner} to --runner to judge it with what is installed now")
-    elif changed and now is None:
+    elif changed and not (same_images and (runner.precision == "fp32" or now is not None)):
         same = f"--data {images.source} --limit {images.count + images.copies}"
         open_questions.append(f"type {same}, the images of the choice, to hold it to the gate {gate.min_share:g} again")
     verdict: Verdict = "failed" if broken else "undecided" if open_questions else "passed"

@@ -24,6 +24,8 @@ from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 
 OnBroken = Literal["fail", "skip"]
 _NAMED_BROKEN = 100
+_GOLDEN_RATIO = (5**0.5 - 1) / 2
+"""The multiples of this number, modulo 1, divide the unit interval evenly, however many there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,6 +57,7 @@ def random_batch(bundle: Bundle) -> Batch:
 class ImageStream:
     """Batches of the distinct images of a data set.  Iterate over a stream only once.
 
+    The first images, however many, are spread over the data, which are often sorted by class.
     limit: the number of images to read, spread evenly over the data; None reads all images.
     taken, sha256: the indices of the images yielded so far, in the order of the batches, and the hash of their pixels.
     copies: the number of images left out so far, because they have the pixels of an earlier one.
@@ -108,7 +111,8 @@ class ImageStream:
         image = self.bundle.manifest.image
         pixels: list[NDArray[Any]] = []
         taken: list[int] = []
-        for index in map(int, self.indices()):
+        indices = self.indices()
+        for index in map(int, indices[np.argsort(np.arange(len(indices)) * _GOLDEN_RATIO % 1)]):
             try:
                 decoded = self.images.pixels(index, image)
             except ImageError as exc:

@@ -55,7 +55,7 @@ def judgement_of(report: RunnerReport, gate: Gate) -> Judgement:
         wrong_labels = judging.details.get("wrong_labels", "")
     why = [judging.summary] if numbers.judged is None else []
     too_few: list[str] = []
-    if numbers.judged is not None and not judging.details.get("by_margins"):
+    if numbers.judged is not None and not report.check("decisions").details.get("by_margins"):
         missed, too_few = _shortfalls(numbers.judged, numbers.kept, numbers.images, gate)
         why = [wrong_labels, *missed]
     why = [*filter(None, why), *failed_checks(report)]

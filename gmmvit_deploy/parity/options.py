@@ -34,9 +34,9 @@ class ParityOptions:
     least_cosine: the minimum cosine of an image's features, or of its logits if there are none, not centred; or None.
     expected_accuracy: the accuracy that training measured on such images, which PyTorch must reach; None if unknown.
     other_preprocessings: False does not look for a preprocessing with which PyTorch is more accurate.
-    numeric_images: the number of images, about, on which all checks run. On the others, programs in another precision
-    than float32 have their decisions, right answers and neighbours compared with PyTorch's in float32, and no more.
-    None runs all checks on all images.
+    numeric_images: the number of images on which all checks judge float32, int8 and fp8; None is all. On the others,
+    float32 is not judged, and int8 and fp8 only by the decisions, right answers and neighbours that a gate counts,
+    beside PyTorch's in float32.
     localize: True also measures the error of each block.
     batch: the size of the batches in which each runner computes all inputs, beside the smallest that it takes.
     """

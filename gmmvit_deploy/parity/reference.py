@@ -6,8 +6,9 @@ The float32 logits show what the trained model computes. The float64 logits serv
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.models.families import family_of
 from gmmvit_deploy.models.folding.dead_masks import dead_masks
 from gmmvit_deploy.models.layers.model import Model
-from gmmvit_deploy.models.specs import OutputName
 from gmmvit_deploy.parity.inputs import Batch
 from gmmvit_deploy.runtimes.programs.image_batches import image_hashes
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
@@ -37,9 +37,7 @@ class Reference:
 
         Errors: BundleError, CheckpointError when the bundle's weights do not match its manifest.
         """
-        self._remembered: dict[tuple[bool, tuple[str, ...]], dict[OutputName, NDArray[Any]]] | None = (
-            {} if remembers else None
-        )
+        self._remembered: dict[tuple[bool, tuple[str, ...]], dict[str, NDArray[Any]]] | None = {} if remembers else None
         self.bundle = bundle
         self._eager = EagerRunner(bundle)
         self.model: Model = self._eager.model
@@ -67,7 +65,7 @@ class Reference:
         other._remembered = None  # the same inputs have other answers there
         return other
 
-    def answers(self, inputs: NDArray[Any], *, exact: bool) -> dict[OutputName, NDArray[Any]]:
+    def answers(self, inputs: NDArray[Any], *, exact: bool) -> dict[str, NDArray[Any]]:
         """Return name of an output of the model → its values, in float64 if ``exact``, else in float32."""
         if self._remembered is None:
             return self._computed(inputs, exact)
@@ -76,7 +74,7 @@ class Reference:
             self._remembered[key] = self._computed(inputs, exact)
         return self._remembered[key]
 
-    def _computed(self, inputs: NDArray[Any], exact: bool) -> dict[OutputName, NDArray[Any]]:
+    def _computed(self, inputs: NDArray[Any], exact: bool) -> dict[str, NDArray[Any]]:
         tensors = self.tensors(inputs)
         with torch.inference_mode():
             values = self.exact.answers(tensors.double()) if exact else self.model.answers(tensors)
@@ -85,25 +83,35 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
-    """A batch with PyTorch's logits: ``trained`` in float32, ``exact`` in float64, both (B, C).
+    """A batch with what PyTorch computes for it.
 
+    values: name of an output → its values in float32.  exact_values: computes them in float64, once.
     If this process cannot build the model, both are the float32 logits stored at export.
-    features: (float32, float64), both (B, D), of a bundle with logits and features; else None. For a bundle without
-    logits, the features take the place of the logits.
-    counted: True for images of which only decisions, right answers and neighbours are counted; there, ``exact`` holds
-    the float32 values too.
+    gate_only: True for images on which only what the gate counts is judged, and nothing in float32
+    (`ParityOptions.numeric_images`).
     """
 
     batch: Batch
-    trained: NDArray[Any]
-    exact: NDArray[Any]
-    features: tuple[NDArray[Any], NDArray[Any]] | None
-    counted: bool = False
+    values: Mapping[str, NDArray[Any]]
+    exact_values: Callable[[], Mapping[str, NDArray[Any]]]
+    gate_only: bool = False
+
+    @property
+    def trained(self) -> NDArray[Any]:
+        """The logits (B, C) in float32; of a bundle without logits, its features (B, D)."""
+        return next(iter(self.values.values()))
+
+    @property
+    def exact(self) -> NDArray[Any]:
+        """``trained`` in float64."""
+        return next(iter(self.exact_values().values()))
+
+    @property
+    def features(self) -> NDArray[Any] | None:
+        """The features (B, D) in float32 of a bundle with logits and features; None for others."""
+        return self.values["features"] if len(self.values) > 1 else None
 
 
-def known_batch(reference: Reference, batch: Batch, *, counted: bool = False) -> Known:
-    trained = reference.answers(batch.inputs, exact=False)
-    exact = trained if counted else reference.answers(batch.inputs, exact=True)
-    of = reference.model.outputs[0]
-    features = (trained["features"], exact["features"]) if len(trained) > 1 else None
-    return Known(batch, trained[of], exact[of], features, counted)
+def known_batch(reference: Reference, batch: Batch, *, gate_only: bool = False) -> Known:
+    exact = cache(partial(reference.answers, batch.inputs, exact=True))
+    return Known(batch, reference.answers(batch.inputs, exact=False), exact, gate_only)

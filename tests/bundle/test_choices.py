@@ -32,6 +32,7 @@ CHOICE = Choice(
     images=JudgedImages(
         source="folder:val",
         count=500,
+        checked=128,
         sha256="ab",
         accuracy=0.8,
         copies=0,

@@ -28,7 +28,7 @@ from gmmvit_deploy.intervals import Measured
 from gmmvit_deploy.models.families import spec_to_json
 from gmmvit_deploy.optimize import _race, run
 from gmmvit_deploy.optimize.page import page_of
-from gmmvit_deploy.optimize.table import could_pass
+from gmmvit_deploy.optimize.table import could_pass, passed_rows
 from gmmvit_deploy.parity import _deferral
 from gmmvit_deploy.parity._trained_accuracy import TrainedAccuracy
 from gmmvit_deploy.parity._verdict import Check
@@ -121,10 +121,16 @@ def test_the_choice_is_written_beside_the_proven_files(
     assert best.judged.low <= best.judged.value <= best.judged.high
     assert (choice.gate.kind, choice.gate.min_share) == ("accuracy ratio", 0.5)
     assert choice.images.count == 500  # evenly spread over the 520
+    assert choice.images.checked == 128
     assert [sum(buckets.values()) for buckets in choice.images.answers.values()] == [500, 500]
+    float32 = next(one for one in choice.passed if one.runner.precision == "fp32")
+    assert float32.judged is None
+    assert [row[3:5] for row in passed_rows(choice) if row[0] == str(float32.runner)] == [
+        (f"{choice.images.accuracy:.2%}", "as PyTorch")
+    ]
     slow = of(choice, "onnxruntime:fp16")
     assert not slow.passed
-    assert slow.reason.startswith("slower than ")
+    assert slow.reason.startswith("not faster than ")
     assert slow.judged is None  # it cannot win, so no image was spent on it
     assert read_choices(bundle.path)[0][0] == other
     assert open_bundle(bundle.path).sha256 == precise_bundle.sha256
@@ -397,7 +403,7 @@ def test_what_only_lacks_images_is_named_with_the_command(bundle: Bundle) -> Non
         shares["speed"] = Measured(value=speed, low=speed - 0.1, high=speed + 0.1)
         candidates.append(Candidate(runner=RunnerName.parse(name), passed=False, **shares))
     images = JudgedImages(
-        source="folder:my val", count=100, sha256="ab", accuracy=0.6, copies=0, batches=(1, 16), answers={}
+        source="folder:my val", count=100, checked=100, sha256="ab", accuracy=0.6, copies=0, batches=(1, 16), answers={}
     )
     measured: Any = {"goal": "throughput", "batch": 16, "base": base, "gate": gate, "images": images}
     machine: Any = {"machine": Machine(cpu="a", cores=2), "versions": {}, "made_at": ""}

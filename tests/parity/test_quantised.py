@@ -125,8 +125,14 @@ def test_the_gate_judges_all_images_where_the_other_checks_run_on_some(
     assert in_float64[2:] == [8, 8, 8]  # after golden and random inputs
     assert [fp32.check("decisions").details["inputs"], int8.check("decisions").details["inputs"]] == [24, 48]
     assert int8.check("stages").details["images"] == 24
-    assert int8.check("decisions").details["agreement"] == (
-        judged(precise_bundle, data=photographs(), keep_decisions=0.5).runners[0].check("decisions").details["agreement"]
+    assert (
+        int8.check("decisions").details["agreement"]
+        == (
+            judged(precise_bundle, data=photographs(), keep_decisions=0.5)
+            .runners[0]
+            .check("decisions")
+            .details["agreement"]
+        )
     )
 
 
