@@ -220,11 +220,11 @@ def test_other_nodes_of_another_version_are_undecided(precise_bundle: Bundle, tm
     bundle = planted(precise_bundle, FAULTS["a norm is left out"][0], tmp_path)
     path = bundle.path / "graphs/int8-static.json"
     data = json.loads(path.read_text())
-    data["versions"]["torch"] = "1.0"
+    data["versions"]["onnx"] = "1.0"
     path.write_text(json.dumps(data))
     check = check_calibration(bundle, QuantisedGraph(bundle, "int8", "static"), None)
     assert check.verdict == "undecided"
-    assert "torch 1.0" in check.reasons[0]
+    assert "onnx 1.0" in check.reasons[0]
     assert f"gmmvit convert {bundle.path} --precision int8 --calibration IMAGES --force" in check.reasons[0]
 
 
