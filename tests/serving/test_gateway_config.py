@@ -351,7 +351,6 @@ class TestOwnGateway:
         [
             (["gateway", "MODELS"], "a gateway needs --keys FILE"),
             (["gateway", "MODELS", "--keys", "KEYS", "--ports", "1,2"], "--ports: expected three ports"),
-            (["gateway", "MODELS", "--keys", "KEYS", "--listen", "10.0.0.1"], "--listen 10.0.0.1 without TLS"),
             (["serve", "MODELS", "--max-body", "16777216"], "--max-body needs --gateway"),  # the default
             (["serve", "MODELS", "--request-pixels", "5000000"], "--request-pixels needs a bundle, got a repository"),
             (["serve", "MODELS", "--gateway"], "a gateway needs --keys FILE"),
@@ -417,10 +416,3 @@ def test_the_port_of_the_other_protocol_is_named(url: str, expected: str) -> Non
         OSError("no HTTP/2 settings"), Request(url, "gmmvit", "get_model_config", 1.0, Access())
     )
     assert error.hint.startswith(expected)
-
-
-def test_serving_a_path_that_does_not_exist(tmp_path: Path) -> None:
-    for options in ((), ("--gateway", "--keys", str(key_file(tmp_path)))):
-        answer = gmmvit_here("serve", tmp_path / "nobundle", *options)
-        assert answer.status == 1
-        assert answer.err.splitlines()[-2].endswith("nobundle: no such folder")
