@@ -67,12 +67,7 @@ class SmallGateway:
 
 @contextmanager
 def small_gateway(
-    triton_http: int,
-    triton_grpc: int,
-    *,
-    maxconn: int = 64,
-    queue_ms: int = 5000,
-    most_bytes: int = 100_000,
+    triton_http: int, triton_grpc: int, *, maxconn: int = 64, queue_ms: int = 5000, most_bytes: int = 100_000
 ) -> Iterator[SmallGateway]:
     """Run HAProxy before a server on this machine.
 

@@ -18,13 +18,7 @@ from pathlib import Path
 
 import pytest
 from release.archives import Archives, build, check_metadata, check_sdist, check_wheel
-from release.steps import (
-    ReleaseError,
-    check_committed,
-    package_version,
-    supported_pythons,
-    tracked_files,
-)
+from release.steps import ReleaseError, check_committed, package_version, supported_pythons, tracked_files
 
 from tests.documented import ROOT
 

@@ -234,10 +234,7 @@ def wrong(*arguments: str | Path) -> tuple[str, str]:
     return refused(gmmvit_here(*arguments, columns=1000))
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("rmt_2023", RMT), ("vp_vit", ("--set", "heads=4"))],
-)
+@pytest.mark.parametrize(("name", "options"), [("rmt_2023", RMT), ("vp_vit", ("--set", "heads=4"))])
 def test_export_asks_for_the_resize_rule(name: str, options: tuple[str, ...], tmp_path: Path) -> None:
     """The help of --resize names the families that need no rule, and the page of the family mentions the option."""
     stated = ("--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.5")

@@ -62,15 +62,7 @@ def test_parity_knows_the_products_that_returned(converted: tuple[Bundle, Answer
     coarse = np.random.default_rng(6).integers(0, 256, (16, 4, 4, 3), dtype=np.uint8)
     np.savez(tmp_path / "x.npz", images=coarse.repeat(8, axis=1).repeat(8, axis=2))
     shutil.copytree(converted[0].path, tmp_path / "b")
-    words = (
-        "parity",
-        tmp_path / "b",
-        "--runner",
-        "openvino:int8",
-        "--data",
-        f"array:{tmp_path / 'x.npz'}",
-        "--json",
-    )
+    words = ("parity", tmp_path / "b", "--runner", "openvino:int8", "--data", f"array:{tmp_path / 'x.npz'}", "--json")
     checks = json.loads(gmmvit_here(*words).out)["runners"][0]["checks"]
     calibration = next(check for check in checks if check["name"] == "calibration")
     assert calibration["verdict"] == "passed", calibration["reasons"]

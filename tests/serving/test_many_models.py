@@ -123,10 +123,7 @@ class TestWithoutGateway:
     @pytest.mark.parametrize(
         ("path", "message"),
         [
-            (
-                "/classify",
-                "the path names no model; expected /classify/animals or /classify/shop",
-            ),
+            ("/classify", "the path names no model; expected /classify/animals or /classify/shop"),
             ("/embed", "the path names no model; expected /embed/search"),
             ("/classify/dogs", "there is no model 'dogs'; expected /classify/animals or "),
             ("/classify/wrong", "there is no model 'wrong'"),

@@ -119,12 +119,7 @@ SMALL: Mapping[str, tuple[str, dict[str, Any], int, int]] = {
     "beit with positions": ("beit_base_patch16_224", SMALL_VIT | {"use_abs_pos_emb": True}, 32, 48),
     "swin": ("swin_tiny_patch4_window7_224", SMALL_SWIN | {"window_size": 4}, 32, 48),
     "swin, the last window grows": ("swin_tiny_patch4_window7_224", SMALL_SWIN | {"window_size": 8}, 16, 32),
-    "relpos": (
-        "vit_relpos_small_patch16_224",
-        SMALL_VIT | {"rel_pos_dim": None, "rel_pos_type": "bias"},
-        32,
-        48,
-    ),
+    "relpos": ("vit_relpos_small_patch16_224", SMALL_VIT | {"rel_pos_dim": None, "rel_pos_type": "bias"}, 32, 48),
 }
 
 

@@ -16,9 +16,7 @@ from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.cait.folding import WideHeadsAttention, widen_heads
 from gmmvit_deploy.models.families.rmt import RMT
-from gmmvit_deploy.models.families.rmt.folding import (
-    share_decays,
-)
+from gmmvit_deploy.models.families.rmt.folding import share_decays
 from gmmvit_deploy.models.families.swin import SwinSpec
 from gmmvit_deploy.models.families.vit import ViTSpec
 from gmmvit_deploy.models.families.vit.model import ViT
@@ -48,10 +46,7 @@ from tests.exact import assert_same_logits, exact_logits
 from tests.golden_files import trained
 from tests.models.families.test_families import cait_specs, pit_specs, swin_specs
 
-MASKED = {
-    "gmm": MaskSpec(kind="gmm", kernels=3),
-    "elm": MaskSpec(kind="elm"),
-}
+MASKED = {"gmm": MaskSpec(kind="gmm", kernels=3), "elm": MaskSpec(kind="elm")}
 
 
 def roles(scores: AttentionScores) -> list[str]:

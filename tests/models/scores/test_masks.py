@@ -13,12 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.scores.biases import (
-    ManhattanDecay,
-    PassedBias,
-    PrefixBias,
-    manhattan_distances,
-)
+from gmmvit_deploy.models.scores.biases import ManhattanDecay, PassedBias, PrefixBias, manhattan_distances
 from gmmvit_deploy.models.scores.masks import (
     ClosedFormGaussianMask,
     GaussianMixtureMask,

@@ -26,10 +26,7 @@ from gmmvit_deploy.models.scores.masks import ElementwiseMask, GaussianMixtureMa
 from gmmvit_deploy.models.scores.scales import LearnedTemperature
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.reports.pictures._embedding_numbers import similarities_of
-from gmmvit_deploy.reports.pictures.drawings import (
-    similarity_image,
-    step_maps_image,
-)
+from gmmvit_deploy.reports.pictures.drawings import similarity_image, step_maps_image
 from gmmvit_deploy.reports.pictures.mask_images import matrix_image, position_maps_image, sheet, token_map
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from gmmvit_deploy.reports.pictures.mask_report import write_report

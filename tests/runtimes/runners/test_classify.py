@@ -11,12 +11,7 @@ from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, ServerError
 from gmmvit_deploy.images.data.files import LeftOut, image_files, left_out_text
 from gmmvit_deploy.runtimes.programs import openvino as runtime_module
-from gmmvit_deploy.runtimes.runners.classify import (
-    BundleClassifier,
-    Classifier,
-    TritonClassifier,
-    classify_files,
-)
+from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, Classifier, TritonClassifier, classify_files
 from tests.inference.test_preprocess import encoded, photo
 from tests.serving.shared import Running
 
