@@ -52,9 +52,6 @@ class SmallGateway:
     def url(self, protocol: str) -> str:
         return {"http": self.http_url, "grpc": self.grpc_url, "grpc503": self.grpc503_url}[protocol]
 
-    def port(self, protocol: str) -> int:
-        return int(self.url(protocol).rpartition(":")[2])
-
     def command(self, text: str) -> str:
         """Return the answer of HAProxy's runtime API."""
         with socket.socket(socket.AF_UNIX) as connection:
@@ -70,17 +67,11 @@ class SmallGateway:
 
 @contextmanager
 def small_gateway(
-    triton_http: int,
-    triton_grpc: int,
-    *,
-    front: int = 9,
-    maxconn: int = 64,
-    queue_ms: int = 5000,
-    most_bytes: int = 100_000,
+    triton_http: int, triton_grpc: int, *, maxconn: int = 64, queue_ms: int = 5000, most_bytes: int = 100_000
 ) -> Iterator[SmallGateway]:
     """Run HAProxy before a server on this machine.
 
-    triton_http, triton_grpc, front: the ports of the server and of the program behind /classify.
+    triton_http, triton_grpc: the ports of the server.
     maxconn: the number of requests at a time.  queue_ms: the longest wait for a place.
     most_bytes: the largest body.  Over gRPC, the gateway reads at most 128 KiB before it decides.
     """
@@ -92,7 +83,7 @@ def small_gateway(
         (folder / "key.txt").write_text(f"{KEY}\n")
         (folder / "overloaded.http").write_text(_OVERLOADED, newline="")
         files = {name: listener.fileno() for name, listener in listeners.items()}
-        servers = {"triton_http": triton_http, "triton_grpc": triton_grpc, "front": front}
+        servers = {"triton_http": triton_http, "triton_grpc": triton_grpc}
         (folder / "haproxy.cfg").write_text(
             _configuration(folder, files, servers, maxconn=maxconn, queue_ms=queue_ms, most_bytes=most_bytes)
         )
@@ -141,20 +132,17 @@ frontend http
   bind fd@{files["http"]} {tls} h2,http/1.1
   http-error status 503 {json} '{{"error": "the queue is full"}}' hdr retry-after 1
   acl offered path_reg ^/v2/models/gmmvit(_network)?/(infer|config)$
-  acl classify path /classify
   http-request return status 401 {json} '{{"error": "no such key"}}' unless {has_key}
-  http-request return status 404 {json} '{{"error": "no such path"}}' unless offered or classify
+  http-request return status 404 {json} '{{"error": "no such path"}}' unless offered
   http-request return status 413 {json} '{{"error": "too big"}}' if {{ req.hdr_val(content-length) gt {most_bytes} }}
-  use_backend front if classify
   default_backend triton_http
 
 frontend grpc
   bind fd@{files["grpc"]} {tls} h2
   errorfile 503 {folder / "overloaded.http"}
-  acl stream path_end /ModelStreamInfer
-  acl offered path_reg ^/inference[.]GRPCInferenceService/(ModelInfer|ModelConfig|ModelStreamInfer)$
+  acl offered path_reg ^/inference[.]GRPCInferenceService/(ModelInfer|ModelConfig)$
   # An answer before the end of the body would end the stream with CANCELLED in place of the status.
-  http-request wait-for-body time 5s unless stream
+  http-request wait-for-body time 5s
   {no_grpc} 16 hdr grpc-message "no such key" unless {has_key}
   {no_grpc} 12 hdr grpc-message "no such path" unless offered
   {no_grpc} 8 hdr grpc-message "larger than allowed" if {{ req.body_size gt {most_bytes} }}
@@ -168,8 +156,6 @@ backend triton_http
   server triton 127.0.0.1:{servers["triton_http"]} maxconn {maxconn}
 backend triton_grpc
   server triton 127.0.0.1:{servers["triton_grpc"]} proto h2 maxconn {maxconn}
-backend front
-  server front 127.0.0.1:{servers["front"]}
 """
 
 

@@ -1,6 +1,4 @@
-"""Some scripts in benchmarks/ run with ``--check`` and write no result; two need a GPU.  The run card of a result,
-and the timing of programs side by side.
-"""
+"""Some scripts in benchmarks/ run with ``--check`` and write no result; two need a GPU.  The run card of a result."""
 
 from __future__ import annotations
 
@@ -11,11 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from benchmarks.before_after import Change
-from benchmarks.shared import interleaved, run_card
+from benchmarks.shared import run_card
 from gmmvit_deploy.bench.machine import MachineState, describe_machine
 from gmmvit_deploy.intervals import Measured
 from tests.documented import ROOT
@@ -102,43 +98,3 @@ def test_a_problem_makes_a_run_invalid_also_without_times_and_an_error_writes_no
     with pytest.raises(SystemExit), run_card.written(tmp_path / "other.json", "script.py", timed=False):
         raise SystemExit("answers are wrong")
     assert not (tmp_path / "other.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "control", "verdict", "allowed"),
-    [
-        (1.021, 1.0, "slower", 0.02),
-        (0.97, 1.01, "faster", 0.02),
-        (1.04, 0.95, "as fast", 0.05),
-    ],
-)
-def test_a_change_is_judged_against_the_control(change: float, control: float, verdict: str, allowed: float) -> None:
-    ratios = [Measured(value=median, low=median, high=median) for median in (change, control)]
-    judged = Change(ratio=ratios[0], control=ratios[1])
-    assert judged.verdict == verdict
-    assert judged.allowed == pytest.approx(allowed)
-
-
-def test_every_round_has_every_program_once_with_the_same_images_and_twins_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(interleaved, "seconds_of_turn", lambda run: float(len(run())))
-    names = ["a", "b", "a plain", "c"]
-    seen: list[tuple[str, float]] = []
-
-    def program(name: str) -> interleaved.Program:
-        def run(images: np.ndarray) -> np.ndarray:
-            seen.append((name, float(images.sum())))
-            return images[:, 0, 0]
-
-        return run
-
-    timed = interleaved.time_rounds({name: [program(name)] for name in names}, 16, 20, image_shape=(1, 4, 6))
-    assert {name: ms.shape for name, ms in timed.ms.items()} == dict.fromkeys(names, (20,))
-    np.testing.assert_array_equal(timed.logits["b"], timed.images[:, 0, 0])
-    rounds = {sums: list(dict.fromkeys(name for name, each in seen if each == sums)) for _, sums in seen}
-    assert len(rounds) == 3 + 20  # warm-ups and rounds, each with images of its own
-    for order in rounds.values():
-        assert sorted(order) == sorted(names)
-        assert abs(order.index("a") - order.index("a plain")) == 1
-    assert {order[0] for order in rounds.values()} == set(names)

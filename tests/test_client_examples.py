@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -40,7 +39,6 @@ from tests.haproxy import needs_haproxy
 from tests.inference.test_preprocess import encoded, photo
 from tests.serving.gateways import KEY, key_file, request
 from tests.serving.shared import Running
-from tests.waiting import wait_until
 
 pytestmark = [needs_haproxy, pytest.mark.integration]
 PAGE = PAGES / "clients.md"
@@ -152,16 +150,6 @@ def check_lines(output: str, expected: dict[str, float], largest: str) -> None:
     printed = {label: float(probability) for label, probability, *_ in map(str.split, guesses)}
     assert list(printed) == list(expected)
     assert printed == pytest.approx(expected, abs=6e-4)
-
-
-def test_every_language_has_a_program() -> None:
-    assert {language: len(examples(language)) for language in ("console", "python", "javascript", "java", "go")} == {
-        "console": 6,
-        "python": 2,
-        "javascript": 1,
-        "java": 1,
-        "go": 1,
-    }
 
 
 def test_curl(folder: Path, service: Service, bundle: Bundle, expected: dict[str, float]) -> None:
@@ -357,14 +345,3 @@ def test_metrics_of_certificate_and_reload(service: Service, certificate: Certif
         keys.write_text(content)
         service.gateway.reload()
         assert values(service, certificate)["gmmvit_gateway_reload_failed"] == failed
-
-
-@pytest.mark.nightly
-def test_the_metrics_count_the_restarts_of_the_front(service: Service, certificate: Certificate) -> None:
-    assert values(service, certificate)["gmmvit_front_restarts_total"] == 0
-    keeper = service.served().front
-    assert keeper is not None
-    os.kill(keeper.pid, signal.SIGKILL)
-    wait_until(lambda: keeper.restarts, "a restart of the front", step=keeper.step)
-    keeper.wait_ready()
-    assert values(service, certificate)["gmmvit_front_restarts_total"] == 1

@@ -72,13 +72,6 @@ def test_importing_openvino_reports_nothing_over_the_network() -> None:
     assert answer.stdout == "[]\n"
 
 
-def test_public_names_are_there() -> None:
-    for name in modules("gmmvit_deploy"):
-        module = importlib.import_module(name)
-        for attribute in getattr(module, "__all__", []):
-            assert hasattr(module, attribute), f"{name}.{attribute}"
-
-
 def test_the_face_of_the_library_is_there_and_typed() -> None:
     stub = Path(gmmvit_deploy.__path__[0]).joinpath("__init__.pyi").read_text()
     for name, module in gmmvit_deploy._FACE.items():
@@ -94,17 +87,6 @@ def test_every_error_is_in_the_tree_that_its_file_draws() -> None:
             assert f"{name} " in drawn or f"{name}\n" in drawn, name
             if kind is not errors.MissingDependencyError:
                 assert kind("what went wrong").hint  # what to do is never left out
-
-
-def test_modules_that_run_as_programs_exist() -> None:
-    """Their names stand in strings, which neither mypy nor the linter of imports reads."""
-    root, found = Path(gmmvit_deploy.__file__).parent, set()
-    for file in root.rglob("*.py"):
-        package = ".".join(("gmmvit_deploy", *file.relative_to(root).parent.parts))
-        text = file.read_text().replace("{__package__}", package)
-        found |= set(re.findall(r'"-m", f?"(gmmvit[\w.]*)"', text))
-    assert "gmmvit_deploy.serving.front._app" in found
-    assert [name for name in found if importlib.util.find_spec(name) is None] == []
 
 
 def test_every_public_name_is_listed_and_shows_an_example() -> None:

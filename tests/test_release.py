@@ -18,14 +18,7 @@ from pathlib import Path
 
 import pytest
 from release.archives import Archives, build, check_metadata, check_sdist, check_wheel
-from release.steps import (
-    ReleaseError,
-    check_changelog,
-    check_committed,
-    package_version,
-    supported_pythons,
-    tracked_files,
-)
+from release.steps import ReleaseError, check_committed, package_version, supported_pythons, tracked_files
 
 from tests.documented import ROOT
 
@@ -45,10 +38,6 @@ def repository_with(folder: Path, names: Iterable[str]) -> Path:
     for words in ("init --quiet", "add --all --force", "commit --quiet --message Files"):
         subprocess.run(["git", *author, *words.split()], cwd=folder, check=True, env=settings)
     return folder
-
-
-def test_the_changelog_of_this_checkout_agrees_with_its_version() -> None:
-    check_changelog((ROOT / "CHANGELOG.md").read_text(), package_version(ROOT), rehearsal=True)
 
 
 def test_supported_pythons_are_those_of_the_makefile() -> None:

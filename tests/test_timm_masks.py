@@ -375,10 +375,3 @@ def test_images_of_another_shape() -> None:
         add_masks(inside)
     assert "image_shape=(channels, height, width) to add_masks" in refused.value.hint
     assert add_masks(inside, image_shape=shape)
-
-
-def test_a_bias_depends_on_a_grid_of_any_shape() -> None:
-    """A channel, and images that are not square, are read from the model."""
-    model = create("vit_tiny_patch16_224", in_chans=1, **{**VIT, "img_size": (8, 20)})
-    assert model(torch.zeros(3, 1, 8, 20)).shape == (3, 5)
-    assert next(iter(answers(model).values())).tokens == 11

@@ -44,13 +44,6 @@ def contents(source: Source) -> dict[str, bytes]:
     return read
 
 
-def test_folder_in_the_order_of_the_paths(tmp_path: Path) -> None:
-    write_folder(tmp_path, {**FILES, "notes.txt": b"", "0/UPPER.PNG": png(77)})
-    read = contents(open_source(str(tmp_path)))
-    assert list(read) == sorted([*FILES, "0/UPPER.PNG"])
-    assert read["1/0003.png"] == FILES["1/0003.png"]
-
-
 def write_as(kind: str, folder: Path, files: dict[str, bytes]) -> None:
     if kind == "folder":
         write_folder(folder, files)

@@ -7,7 +7,6 @@ import pytest
 
 from gmmvit_deploy.bundle.cascades import chosen_threshold, same_margins
 from gmmvit_deploy.inference.cascade import Cascade, decision_margins
-from gmmvit_deploy.inference.runner_name import RunnerName
 
 
 def drawn(count: int, seed: int = 0, classes: int = 10, noise: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
@@ -68,13 +67,3 @@ def test_the_images_of_a_batch_that_are_computed_again_run_as_one_batch_and_leav
     np.testing.assert_array_equal(features, np.where(deferred, logits * 2, logits * 3))
     assert cascade.answers(logits[:1])[2].tolist() == [[False]]
     assert sizes == [3]
-
-
-def test_the_name_of_a_cascade_is_read_and_written() -> None:
-    name = RunnerName.parse("openvino+kernels:int8-mixed+fp32")
-    assert (name.precision, name.form, name.kernels, name.cascade) == ("int8", "mixed", True, True)
-    assert list(map(str, (name, *name.stages))) == [
-        "openvino+kernels:int8-mixed+fp32",
-        "openvino+kernels:int8-mixed",
-        "openvino+kernels",
-    ]

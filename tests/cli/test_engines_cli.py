@@ -83,9 +83,5 @@ def test_doctor_of_a_bundle(
 
 def test_doctor_refuses_a_server_without_a_bundle_and_a_server_given_twice(bundle: Bundle) -> None:
     refused(gmmvit_here("doctor", "--server-version", "25.04"), "expected a bundle, because the server options")
-    refused(
-        gmmvit_here("doctor", bundle.path, "--server-version", "26.09"),
-        "the TensorRT of Triton 26.09 is not known",
-    )
     both = ("--server-version", "25.04", "--server", "grpc://localhost:1")
     refused(gmmvit_here("doctor", bundle.path, *both), "--server-version and --server exclude each other")

@@ -15,8 +15,6 @@ import typer
 from gmmvit_cli.commands import JOBS, SUMMARIES
 from gmmvit_cli.main import app
 from gmmvit_cli.panels import GENERAL
-from gmmvit_deploy.images.data import open as data_open
-from gmmvit_deploy.images.data.files import KINDS
 from gmmvit_deploy.models.families import PRESETS
 from gmmvit_deploy.models.sources.hints import SETTINGS
 from tests.cli.terminal import done, gmmvit_here
@@ -96,10 +94,6 @@ def test_export_shows_the_ways_in_before_its_options_and_lists_only_when_asked()
         listed = done(gmmvit_here("export", option, "help")).out
         assert all(name in listed for name in names)
         assert sum(name in text for name in names) < len(names) / 2
-
-
-def test_the_light_list_of_data_is_that_of_the_readers() -> None:
-    assert tuple(data_open._READERS) == KINDS
 
 
 _IMPORTS = """

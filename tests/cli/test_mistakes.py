@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.errors import InputError, OutputError
-from gmmvit_deploy.exporting.variants import variant_from_bundle
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_folder
 from tests.cli.terminal import gmmvit_here, refused
 from tests.conftest import GOLDEN
@@ -213,15 +211,6 @@ def test_calibration_images_of_the_wrong_size_are_refused_before_the_export(kind
     also = "float32 (N, 3, 32, 32) or " if kind == "tensor" else ""
     refused(answer, f"x.npz: expected {also}uint8 (N, 32, 32, 3), got uint8 (2, 28, 28, 3)")
     assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
-
-
-def test_precisions_that_exist_are_refused_before_the_conversion(tmp_path: Path) -> None:
-    """`gmmvit convert` checks these options before it opens the images; the bundle holds a graph already."""
-    (tmp_path / "graphs").mkdir()
-    (tmp_path / "graphs/fp16.onnx").write_bytes(b"precious")
-    with pytest.raises(OutputError, match=r"fp16\.onnx exists") as caught:
-        variant_from_bundle(Bundle(path=tmp_path, manifest=None), "fp16")  # type: ignore[arg-type]  # it is not read
-    assert caught.value.hint == "add --force to replace the file"  # no option names the path
 
 
 def test_no_message_names_the_folder_that_work_is_done_in(tmp_path: Path) -> None:

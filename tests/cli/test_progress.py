@@ -50,9 +50,7 @@ def test_verbose_prints_each_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "".join(f"{LINE_MARK} export: {step}\n" for step in ("read", "fold", "prove"))
 
 
-def test_verbose_shows_the_logs_of_libraries_and_the_next_command_does_not(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_verbose_shows_the_logs_of_libraries_and_the_next_command_does_not(capsys: pytest.CaptureFixture[str]) -> None:
     for verbosity, shown in (("verbose", True), ("normal", False), ("quiet", False)):
         set_verbosity(verbosity)  # type: ignore[arg-type]
         logging.getLogger("some.library").info("an intermediate step")

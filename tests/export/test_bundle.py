@@ -44,13 +44,8 @@ from tests.golden_files import each_export
 def test_golden_logits_through_onnxruntime(name: str, tensor_bundles: dict[str, Bundle]) -> None:
     case = golden(name)
     with OnnxRuntimeRunner(tensor_bundles[name]) as runner:
-        np.testing.assert_allclose(runner.run(case.inputs), case.logits, rtol=0, atol=case.atol)
-        for row, logits in zip(case.inputs, case.logits, strict=True):
-            np.testing.assert_allclose(runner.run(row[None]), logits[None], rtol=0, atol=case.atol)
-        for size in (2, 3):
-            np.testing.assert_allclose(runner.run(case.inputs[:size]), case.logits[:size], rtol=0, atol=case.atol)
-        order = [2, 0, 3, 1]
-        np.testing.assert_allclose(runner.run(case.inputs[order]), case.logits[order], rtol=0, atol=case.atol)
+        for rows in ([0], [1], [2], [3], [0, 1], [0, 1, 2], [0, 1, 2, 3], [2, 0, 3, 1]):
+            np.testing.assert_allclose(runner.run(case.inputs[rows]), case.logits[rows], rtol=0, atol=case.atol)
 
 
 @pytest.mark.first(1)
@@ -154,15 +149,6 @@ class TestOptions:
 class TestNothingHalfWritten:
     def export(self, out: Path, **arguments: Any) -> Bundle:
         return bundle_from_checkpoint(GOLDEN / "vit_gmm.pth", out, cifar_options(), **arguments)
-
-    def test_existing_output_is_kept(self, tmp_path: Path) -> None:
-        out = tmp_path / "bundle"
-        out.mkdir()
-        (out / "precious").write_text("mine")
-        with pytest.raises(OutputError, match="exists") as caught:
-            self.export(out)
-        assert "--force" in caught.value.hint
-        assert (out / "precious").read_text() == "mine"
 
     @pytest.mark.nightly
     def test_force_replaces_a_bundle(self, tmp_path: Path, bundle: Bundle) -> None:

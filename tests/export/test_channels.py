@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,11 +28,11 @@ from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, classify_files
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
+from tests.cli.terminal import Gmmvit
 from tests.parity.faults import rebuilt
 
 pytestmark = pytest.mark.integration
 
-Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
 LABELS = tuple("abcde")
 MEAN, STD = (0.2, 0.45, 0.4, 0.7), (0.3, 0.25, 0.2, 0.35)
 SPEC = ViTSpec(

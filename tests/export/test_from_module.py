@@ -122,19 +122,7 @@ def test_a_network_of_timm_at_the_size_of_the_example(name: str, model_args: dic
             "of training",
         ),
     ],
-    ids=[
-        "keys",
-        "logits",
-        "softmax",
-        "closure",
-        "notebook",
-        "example",
-        "labels",
-        "hub",
-        "class",
-        "resampled",
-        "size",
-    ],
+    ids=["keys", "logits", "softmax", "closure", "notebook", "example", "labels", "hub", "class", "resampled", "size"],
 )
 def test_a_network_that_is_refused(
     make: Any, changes: dict[str, Any], message: str, hint: str, nets: ModuleType, tmp_path: Path

@@ -176,22 +176,6 @@ def test_an_export_that_no_runtime_can_prove_ends(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_openvino_in_bf16_is_proven_with_the_precision_that_it_serves(precise_bundle: Bundle) -> None:
-    """It computes the float32 graph in bf16; the record of bf16 has its difference, or why this CPU cannot."""
-    record = open_variant(precise_bundle, "bf16").record
-    assert record is not None
-    assert set(record.programs) == set(PROVEN)
-    for name in ("openvino", "openvino+kernels"):
-        proof = record.programs[name]
-        if "skipped" in proof:
-            assert "no bf16" in proof["skipped"] or "cannot run here: " in proof["skipped"]
-            continue
-        with open_runner(name, precise_bundle, precision="bf16") as runner:
-            inputs, expected = precise_bundle.golden()
-            largest = float(np.abs(runner.run(inputs) - expected).max())
-        assert largest <= proof["largest_abs"] <= proof["limit"]
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("raises", [True, False], ids=["cannot run", "wrong logits"])
 def test_a_fault_of_openvino_leaves_openvino_out(raises: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +19,13 @@ from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.parity.options import ParityOptions
 from gmmvit_deploy.parity.page import summary_of
 from gmmvit_deploy.runtimes.runners.open import open_runners
+from tests.cli.terminal import Gmmvit
 
 timm = pytest.importorskip("timm")
 pytestmark = pytest.mark.integration
 
 VIT = Path(__file__).parents[1] / "golden" / "timm" / "timm_vit.pth.tar"
 WHY = "the model was resized from 32 × 32 to 48 × 48 pixels, position embeddings resampled by deit's algorithm"
-
-Gmmvit = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +50,7 @@ def test_export_states_the_resizing(
     assert "resized from 32 × 32 to 48 × 48 pixels, position embeddings resampled by deit's algorithm; to check" in text
     stored = json.loads((bundle.path / MANIFEST_FILE).read_text())["spec"]
     assert (stored["resized_from"], stored["interpolation"], stored["image_size"]) == ([32, 32], "deit", 48)
+    assert bundle.manifest.image.resize_text == "center-bicubic, crop_pct 0.9"
     shown = gmmvit("inspect", bundle.weights_path).stdout
     assert "resized from" in shown
     assert "[32, 32]" in shown

@@ -141,9 +141,3 @@ def test_a_head_that_does_not_fit_is_refused(
     assert re.search(message, answer.err)
     assert hint in answer.err
     assert not (tmp_path / "b").exists()
-
-
-def test_a_backbone_without_head_says_how_to_add_one(folders: Callable[[str], Path], tmp_path: Path) -> None:
-    answer = gmmvit_here("export", folders("dinov3_backbone"), "-o", tmp_path / "b", columns=500)
-    assert answer.status == 1
-    assert "add --head FILE" in answer.err

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from torch.utils import _device
 from transformers.initialization import meta_device_safe_creation_ops
 
@@ -31,9 +32,6 @@ from tests.hugging_face.folders import ARCHITECTURES, LABELS, built, edited, sav
 from tests.hugging_face.golden import CASES, FOLDER
 
 pytestmark = pytest.mark.integration
-
-pytest.importorskip("transformers")
-
 
 NOT_ANSWERED = {
     "swinv2",
@@ -86,7 +84,7 @@ def test_every_way_to_store_the_weights_gives_the_same_model(tmp_path: Path) -> 
     assert len([*(tmp_path / "parts").glob("model-*.safetensors")]) > 1
     pickled = tmp_path / "pickled"
     shutil.copytree(tmp_path / "whole", pickled)
-    tensors = dict(load_file(pickled / "model.safetensors"))
+    tensors = load_file(pickled / "model.safetensors")
     (pickled / "model.safetensors").unlink()
     torch.save(tensors, pickled / "pytorch_model.bin")
     expected = bytes_from_model(whole.model)
@@ -94,12 +92,6 @@ def test_every_way_to_store_the_weights_gives_the_same_model(tmp_path: Path) -> 
     assert bytes_from_model(load_checkpoint(pickled).model) == expected
     assert "parts" in parts.file.wrapping
     assert parts.file.sha256 != whole.file.sha256
-
-
-def load_file(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(path)
 
 
 def test_labels_that_transformers_makes_up_are_no_labels(vit: Path) -> None:
@@ -246,9 +238,6 @@ def test_masks_are_built_on_meta_after_transformers_was_used() -> None:
 # ---- golden folders, whatever version of transformers builds the network ---------------------------------------------
 
 
-pytest.importorskip("transformers")
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_golden_folder_gives_the_logits_of_transformers(name: str) -> None:
     case, stored = CASES[name], np.load(FOLDER / f"{name}.npz")
@@ -260,9 +249,6 @@ def test_a_golden_folder_gives_the_logits_of_transformers(name: str) -> None:
 
 
 # ---- problem_type and --task must agree ------------------------------------------------------------------------------
-
-
-pytest.importorskip("transformers")
 
 
 def test_features_need_no_task(tmp_path: Path) -> None:

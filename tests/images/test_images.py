@@ -13,7 +13,6 @@ from gmmvit_deploy.images.data.other_formats import as_served, pixels_of_file
 from gmmvit_deploy.images.spec import ImageSpec
 from gmmvit_deploy.inference.preprocess import UnusableImage
 from tests.conftest import rgb
-from tests.inference.test_preprocess import encoded, photo
 
 GREY = ImageSpec(height=20, width=28, channels=1, mean=(0.1,), std=(0.3,))
 
@@ -33,19 +32,6 @@ GREY = ImageSpec(height=20, width=28, channels=1, mean=(0.1,), std=(0.3,))
 def test_refuses_what_cannot_be(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         replace(GREY, **changes)
-
-
-@pytest.mark.parametrize("kind", ["L", "LA", "RGB", "RGBA", "P", "1", "CMYK"])
-@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (2, "LA"), (3, "RGB"), (4, "RGBA")])
-def test_files_become_what_pillow_converts_them_to(kind: str, channels: int, mode: str) -> None:
-    spec = ImageSpec(height=20, width=28, channels=channels)
-    image = photo(40, 30, "RGB").convert("L").convert(kind) if kind == "LA" else photo(40, 30, kind)
-    data = encoded(image, "JPEG" if kind == "CMYK" else "PNG")
-    pixels = spec.pixels_from_bytes(data)
-    assert (pixels.shape, pixels.dtype) == ((20, 28, channels), np.uint8)
-    with Image.open(io.BytesIO(data)) as opened:
-        expected = np.asarray(opened.convert(mode).resize((28, 20), Image.Resampling.BILINEAR))
-    np.testing.assert_array_equal(pixels, expected.reshape(20, 28, channels))
 
 
 def test_sides_are_height_then_width() -> None:

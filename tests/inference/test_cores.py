@@ -42,12 +42,7 @@ def machine(root: Path, groups: str, mounts: str, files: Mapping[str, str]) -> P
 
 @pytest.mark.parametrize(
     ("stated", "quota", "expected"),
-    [
-        ("max 100000", None, 64),
-        ("200000 100000", 2.0, 2),
-        ("150000 100000", 1.5, 1),
-        ("", None, 64),
-    ],
+    [("max 100000", None, 64), ("200000 100000", 2.0, 2), ("150000 100000", 1.5, 1), ("", None, 64)],
 )
 def test_quota_of_version_2(stated: str, quota: float | None, expected: int, tmp_path: Path) -> None:
     root = machine(tmp_path, "0::/app", V2, {"app/cpu.max": stated})

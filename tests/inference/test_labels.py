@@ -47,14 +47,6 @@ def test_logits_that_are_not_finite_have_no_rank(value: float) -> None:
         LabelSet(labels=("a", "b")).predictions(np.array([value, 1.0]), 1)
 
 
-def test_a_batch_has_a_rank_for_every_present_label() -> None:
-    label_set = LabelSet(labels=("a", "b", "c", "d"), task="multi-label", thresholds=(0.9, 0.25, 0.6, 0.5))
-    ranked = label_set.ranked(np.stack([LOGITS, -np.full(4, 9.0)]), 1)
-    assert ranked.present.tolist() == [[False, True, True], [False, False, False]]
-    assert ranked.indices[0].tolist() == [0, 2, 1]
-    assert label_set.ranked(-np.full((2, 4), 9.0), 1).indices.shape == (2, 1)
-
-
 def test_multi_label_lists_every_label_that_reaches_its_threshold() -> None:
     label_set = LabelSet(labels=("a", "b", "c", "d"), task="multi-label", thresholds=(0.9, 0.25, 0.6, 0.5))
     guesses = label_set.predictions(LOGITS, 1)

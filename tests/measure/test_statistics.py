@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from gmmvit_deploy.measure import turns
 from gmmvit_deploy.measure.statistics import ENOUGH, ROUNDS_OF_PROOF, percentiles, ratio, ratio_of_medians, spread
-from gmmvit_deploy.measure.turns import seconds_in_turn, seconds_of_turn
 
 
 def test_percentiles_are_quoted_on_enough_queries_only() -> None:
@@ -51,24 +47,3 @@ def test_runs_of_different_times_are_compared_by_their_medians() -> None:
     assert np.mean([not each.low <= 1 <= each.high for each in equal]) <= 0.05
     slower = ratio_of_medians([2.1, 2.0, 2.2, 2.0, 1.9, 2.0, 2.0, 9.0, 2.0, 2.0], [1.0] * 10)
     assert (slower.value, slower.low, slower.high) == (2.0, 2.0, 2.2)
-
-
-# ---- programs in turn ------------------------------------------------------------------------------------------------
-
-
-def test_programs_lead_in_turn_and_run_untimed_first() -> None:
-    order: list[int] = []
-    seconds = seconds_in_turn([partial(order.append, number) for number in (0, 1)], rounds=2, turn_s=0.0)
-    assert order == [0, 1, 1, 1, 0, 0, 0, 0, 1, 1]  # once each, then two rounds: one untimed run, one timed
-    assert [len(each) for each in seconds] == [2, 2]
-
-
-def test_a_turn_returns_the_seconds_of_a_timed_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, costs = [0.0], iter([0.5, 0.02, 0.02, 0.02])  # the first run is untimed
-    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-
-    def run() -> None:
-        now[0] += next(costs)
-
-    assert seconds_of_turn(run, 0.05) == pytest.approx(0.02)
-    assert next(costs, None) is None  # as many timed runs as the turn needs

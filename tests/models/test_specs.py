@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from gmmvit_deploy.errors import SpecError
-from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.models.families import spec_from_json
 from gmmvit_deploy.models.families.custom import CustomSpec
 from gmmvit_deploy.models.families.vit import ViTSpec
@@ -56,8 +55,3 @@ def test_json_of_a_custom_spec_that_contradicts_itself(field: str, value: object
     assert spec_from_json(spec_to_json(spec)) == spec
     with pytest.raises(SpecError):
         spec_from_json({**spec_to_json(spec), field: value})
-
-
-def test_datasets_have_as_many_labels_as_classes() -> None:
-    classes = {"cifar10": 10, "cifar100": 100, "svhn": 10, "tiny-imagenet": 200, "mnist": 10, "digits": 10}
-    assert {name: len(set(entry.labels)) for name, entry in DATASETS.items()} == classes

@@ -58,13 +58,9 @@ class TestWhoMayAsk:
 
 
 MALFORMED = {
-    "two lengths": b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
     "a length with a sign": b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: +4\r\n\r\nabcd",
     "chunked with a length": b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "a space before the colon": b"POST /classify HTTP/1.1\r\nHost : localhost\r\n\r\n",
-    "a zero byte": b"POST /classify HTTP/1.1\r\nHost: local\0host\r\n\r\n",
-    "a huge length": b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999\r\n\r\n",
     "a head without an end": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 2**20,
 }
 

@@ -125,9 +125,7 @@ def openai(**changes: Any) -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
-    "no image": ({"path": "/embed", "content": b"text"}, 400, "image 0: the file is not a JPEG"),
     "another format": ({"path": "/embed?format=csv", "content": b"x"}, 400, "format: expected base64, list or npy"),
-    "JSON": ({"path": "/embed", "json": {}}, 415, "expected image/*"),
     "no JSON": ({"path": "/v1/embeddings", "content": b"x"}, 415, "expected application/json, got no type"),
     "broken JSON": (document("{"), 400, "not valid JSON"),
     "nested JSON": (document("[" * 99_999), 400, "a body with 99999 brackets and commas"),

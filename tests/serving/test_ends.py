@@ -1,4 +1,4 @@
-"""The end of a service: under load, of its HAProxy, and before it has started."""
+"""The end of a service: under load, and before it has started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ import numpy as np
 import pytest
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.serving.gateway.haproxy import HAProxy, find_haproxy
 from gmmvit_deploy.serving.gateway.options import GatewaySettings
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
@@ -139,80 +137,6 @@ def killed_and_drained_s(folder: Path) -> tuple[float, float]:
         answered = Counter(kind.partition("-")[0] for _, kind, outcome in clients.outcomes if outcome == ANSWERED)
         assert complete == answered + Counter(["http"])  # the idle connection's only request
         return began - killed, haproxy_ended - began
-
-
-# ---- HAProxy hands over, or is dead ----------------------------------------------------------------------------------
-
-
-CONFIG = """
-global
-    stats socket {folder}/admin.sock mode 600 level admin
-    hard-stop-after 30s
-defaults
-    mode http
-    option idle-close-on-response
-    timeout client 60s
-    timeout server 60s
-    timeout connect 2s
-    timeout http-keep-alive 60s
-frontend all
-    bind fd@{listener}
-    http-request return status 200
-"""
-
-
-@pytest.fixture
-def haproxy(tmp_path: Path) -> Iterator[tuple[HAProxy, int, int]]:
-    """Yield (HAProxy, its port, its process)."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = tmp_path / "haproxy.cfg"
-        config.write_text(CONFIG.format(folder=tmp_path, listener=listener.fileno()))
-        running = HAProxy(find_haproxy(), config, socket_path=tmp_path / "admin.sock", passed=(listener.fileno(),))
-        running.start()
-        yield running, listener.getsockname()[1], running.pid
-        running.kill_now()
-        running.stop(1)
-
-
-@pytest.mark.integration
-@needs_haproxy
-def test_after_a_handover_kept_connections_get_their_answer(haproxy: tuple[HAProxy, int, int]) -> None:
-    running, port, before = haproxy
-    kept = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    kept.request("GET", "/now")
-    kept.getresponse().read()
-    running.hand_over()
-    assert running.pid != before
-    assert running.leaving
-    kept.request("GET", "/now")
-    answer = kept.getresponse()
-    assert (answer.status, answer.headers["connection"]) == (200, "close")
-    answer.read()
-    wait_until(lambda: not running.leaving, "the end of the HAProxy that handed over")
-    assert f"Pid: {running.pid}" in running.command("show info")
-
-
-@pytest.mark.integration
-@needs_haproxy
-def test_a_handover_to_an_invalid_configuration_is_refused(haproxy: tuple[HAProxy, int, int], tmp_path: Path) -> None:
-    running, port, before = haproxy
-    (tmp_path / "haproxy.cfg").write_text("no configuration\n")
-    with pytest.raises(Exception, match="HAProxy refuses this configuration"):
-        running.hand_over()
-    assert running.pid == before
-    kept = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    kept.request("GET", "/now")
-    assert kept.getresponse().status == 200
-
-
-@pytest.mark.integration
-@needs_haproxy
-def test_a_haproxy_that_was_killed_is_stopped_without_an_error(haproxy: tuple[HAProxy, int, int]) -> None:
-    running, _, pid = haproxy
-    os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    running.stop(5)
-    assert running.ended
 
 
 # ---- repositories that gmmvit serve does not write itself, behind a gateway ------------------------------------------

@@ -25,13 +25,7 @@ from gmmvit_deploy.serving.gateway._access_log import AccessLog
 from gmmvit_deploy.serving.gateway._keys import Client, map_of_keys, map_text, read_keys, readable_by_others
 from gmmvit_deploy.serving.gateway.files import ALERTS, gateway_folder, gateway_options, tls_pem, write_files
 from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
-from gmmvit_deploy.serving.gateway.options import (
-    Front,
-    GatewayOptions,
-    GatewaySettings,
-    HealthCheck,
-    Upstream,
-)
+from gmmvit_deploy.serving.gateway.options import Front, GatewayOptions, GatewaySettings, HealthCheck, Upstream
 from gmmvit_deploy.serving.model_configs import config_text as pbtxt
 from gmmvit_deploy.serving.model_configs import model_configs
 from gmmvit_deploy.serving.names import TUNING_FILE
@@ -351,7 +345,6 @@ class TestOwnGateway:
         [
             (["gateway", "MODELS"], "a gateway needs --keys FILE"),
             (["gateway", "MODELS", "--keys", "KEYS", "--ports", "1,2"], "--ports: expected three ports"),
-            (["gateway", "MODELS", "--keys", "KEYS", "--listen", "10.0.0.1"], "--listen 10.0.0.1 without TLS"),
             (["serve", "MODELS", "--max-body", "16777216"], "--max-body needs --gateway"),  # the default
             (["serve", "MODELS", "--request-pixels", "5000000"], "--request-pixels needs a bundle, got a repository"),
             (["serve", "MODELS", "--gateway"], "a gateway needs --keys FILE"),
@@ -417,10 +410,3 @@ def test_the_port_of_the_other_protocol_is_named(url: str, expected: str) -> Non
         OSError("no HTTP/2 settings"), Request(url, "gmmvit", "get_model_config", 1.0, Access())
     )
     assert error.hint.startswith(expected)
-
-
-def test_serving_a_path_that_does_not_exist(tmp_path: Path) -> None:
-    for options in ((), ("--gateway", "--keys", str(key_file(tmp_path)))):
-        answer = gmmvit_here("serve", tmp_path / "nobundle", *options)
-        assert answer.status == 1
-        assert answer.err.splitlines()[-2].endswith("nobundle: no such folder")

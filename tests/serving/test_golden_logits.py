@@ -42,13 +42,9 @@ def test_golden_logits(
 ) -> None:
     case = golden(name)
     with TritonRunner(tensor_bundles[name], url_of(golden_server, protocol), model=name) as runner:
-        np.testing.assert_allclose(runner.run(case.inputs), case.logits, rtol=0, atol=case.atol)
-        np.testing.assert_allclose(runner.run(case.inputs[::-1]), case.logits[::-1], rtol=0, atol=case.atol)
-        for row, logits in zip(case.inputs, case.logits, strict=True):
-            np.testing.assert_allclose(runner.run(row[None]), logits[None], rtol=0, atol=case.atol)
-        for batch in (2, 5, 8):
+        for batch in (1, 2, 5, 8):
             rows = np.arange(batch) % len(case.inputs)
-            np.testing.assert_allclose(runner.run(case.inputs[rows]), case.logits[rows], rtol=0, atol=case.atol)
-        for batch in (1, 2, 5, 8) if name in LATER else ():
-            rows = np.arange(batch) % len(case.inputs)
-            np.testing.assert_allclose(runner.run(case.inputs[rows]), case.exact[rows], rtol=0, atol=case.limit())
+            logits = runner.run(case.inputs[rows])
+            np.testing.assert_allclose(logits, case.logits[rows], rtol=0, atol=case.atol)
+            if name in LATER:
+                np.testing.assert_allclose(logits, case.exact[rows], rtol=0, atol=case.limit())

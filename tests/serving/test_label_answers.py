@@ -7,14 +7,12 @@ from __future__ import annotations
 import base64
 import csv
 import json
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import jsonschema
 import numpy as np
 import pytest
@@ -33,6 +31,7 @@ from gmmvit_deploy.serving.front.options import FrontOptions
 from gmmvit_deploy.serving.front.process import FrontProcess
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.browser import open_chromium
+from tests.cli.terminal import Gmmvit
 from tests.conftest import FREE_PORTS, cifar_options, golden, once
 from tests.exact import exact_logits
 from tests.inference.test_preprocess import encoded, photo
@@ -44,7 +43,6 @@ LABELS = ("cat: big", "Bär 🐻", '"quoted\\"', "1:2:3", "x", "x", "a,b", "ship
 THRESHOLDS = (0.5, 0.5, 0.5, 0.5, 0.1, 0.8, 0.94, 0.1, 0.1, 0.7)
 SINGLE, MULTI = MODELS = ("single", "gmmvit")
 """``gmmvit parity`` asks the model ``gmmvit``."""
-Command = Callable[..., subprocess.CompletedProcess[str]]
 PHOTOS = (encoded(photo(60, 40), "JPEG"), encoded(photo(40, 60, seed=1), "PNG"))
 LARGE = encoded(photo(1200, 1000), "JPEG")
 """More pixels than the preprocessing model decodes itself."""
@@ -230,29 +228,6 @@ def test_the_classification_extension_keeps_repeated_labels_apart(server: Triton
 
 
 @pytest.mark.nightly
-def test_classify_prints_the_labels_above_their_thresholds(
-    logits: np.ndarray, bundles: dict[str, Bundle], files: list[Path], gmmvit: Command
-) -> None:
-    multi = bundles[MULTI]
-    printed = gmmvit("classify", files[0], "--bundle", multi.path, "--top", 1).stdout
-    for name, present in zip(multi.manifest.label_set.names, probabilities_of(logits[0]) >= THRESHOLDS, strict=True):
-        assert (f" {name} " in printed) == present
-    answer = json.loads(gmmvit("classify", files[0], "--bundle", multi.path, "--json").stdout)
-    assert answer[0]["predictions"][0].keys() == {"label", "index", "probability", "threshold", "present"}
-
-
-@pytest.mark.nightly
-def test_the_front_states_thresholds(logits: np.ndarray, front: FrontProcess, files: list[Path]) -> None:
-    answer = httpx.post(f"{front.classify_url}?top=1", content=files[0].read_bytes(), trust_env=False)
-    (guesses,) = answer.json()["predictions"]
-    for guess in guesses:
-        assert guess["probability"] == pytest.approx(probabilities_of(logits[0])[guess["index"]], abs=1e-5)
-        assert guess["threshold"] == THRESHOLDS[guess["index"]]
-        expected = probabilities_of(logits[0])[guess["index"]] >= THRESHOLDS[guess["index"]]
-        assert guess["present"] == expected
-
-
-@pytest.mark.nightly
 def test_the_page_shows_the_labels_and_their_thresholds(
     logits: np.ndarray, front: FrontProcess, files: list[Path]
 ) -> None:
@@ -269,7 +244,7 @@ def test_the_page_shows_the_labels_and_their_thresholds(
 
 @pytest.mark.nightly
 def test_parity_reports_map_and_f1_of_scikit_learn(
-    logits: np.ndarray, bundles: dict[str, Bundle], server: TritonServer, files: list[Path], gmmvit: Command
+    logits: np.ndarray, bundles: dict[str, Bundle], server: TritonServer, files: list[Path], gmmvit: Gmmvit
 ) -> None:
     multi, folder = bundles[MULTI], files[0].parent
     thresholds = np.array(multi.manifest.label_set.threshold_logits)

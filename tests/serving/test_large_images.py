@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,8 +19,8 @@ from tritonclient.utils import InferenceServerException
 
 from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.errors import InputError, RequestRejectedError, ServerError
-from gmmvit_deploy.inference import GROUPED, large_images
-from gmmvit_deploy.inference.large_images import NICENESS, Decoder, Job, LargeImages
+from gmmvit_deploy.inference import GROUPED
+from gmmvit_deploy.inference.large_images import NICENESS, Decoder
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
@@ -68,36 +66,6 @@ class TestDecoder:
         process.wait()
         assert decoder.pixels(image) == "the process that decodes large images ended while it decoded this image"
         assert isinstance(decoder.pixels(image), bytes)
-
-
-@pytest.mark.integration
-@pytest.mark.usefixtures("python_of_the_server")
-def test_images_in_sequence_share_a_decoder_which_ends_when_none_has_come_for_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(large_images, "_IDLE_S", 1.0)
-    decoding, used = LargeImages(threads=2, max_pixels=1, target=TARGET), list[subprocess.Popen[bytes] | None]()
-
-    def decode() -> None:
-        def step(decoder: Decoder) -> None:
-            decoder.pixels(encoded(photo(50, 40), "PNG"))
-            used.append(decoder._process)
-
-        answered = threading.Event()
-        decoding.add(Job([step], pixels=1, finish=answered.set))
-        assert answered.wait(30)
-
-    for _ in range(4):
-        decode()
-    (first,) = set(used)
-    assert first is not None
-    wait_until(lambda: first.poll() is not None, "the end of the decoder")
-    decode()
-    last = used[-1]
-    assert last is not None
-    assert last.poll() is None
-    decoding.close()
-    assert last.poll() is not None
 
 
 class TestServer:

@@ -32,7 +32,7 @@ from tests.cli.terminal import gmmvit_here
 from tests.conftest import cifar_options, once
 from tests.haproxy import needs_haproxy
 from tests.inference.test_preprocess import encoded, photo
-from tests.serving.commands import Serve, metric_values
+from tests.serving.commands import Serve
 from tests.serving.gateways import BEARER, KEY, OTHER_KEY, key_file
 from tests.serving.test_page import shown, visit
 
@@ -120,23 +120,10 @@ class TestWithoutGateway:
         answer = httpx.post(f"{service.url}/v1/embeddings", json={**openai, "model": "shop"}, trust_env=False)
         assert (answer.status_code, "expected 'search', got 'shop'" in answer.text) == (404, True)
 
-    def test_triton_answers_by_the_names(self, service: SimpleNamespace, small: Bundle) -> None:
-        images, golden = small.golden()
-        client = tritonclient.grpc.InferenceServerClient(service.grpc.removeprefix("grpc://"))
-        tensor = tritonclient.grpc.InferInput("pixels", [1, *images.shape[1:]], "UINT8")
-        tensor.set_data_from_numpy(images[:1])
-        logits = client.infer("animals_network", [tensor]).as_numpy("logits")
-        assert logits == pytest.approx(golden[:1], abs=1e-3)
-        counts = metric_values(service.metrics, "nv_inference_request_success")
-        assert {'model="animals_network"' in labels for labels in counts} == {True, False}
-
     @pytest.mark.parametrize(
         ("path", "message"),
         [
-            (
-                "/classify",
-                "the path names no model; expected /classify/animals or /classify/shop",
-            ),
+            ("/classify", "the path names no model; expected /classify/animals or /classify/shop"),
             ("/embed", "the path names no model; expected /embed/search"),
             ("/classify/dogs", "there is no model 'dogs'; expected /classify/animals or "),
             ("/classify/wrong", "there is no model 'wrong'"),

@@ -20,15 +20,12 @@ from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.engines.card import Engine, open_engine
 from gmmvit_deploy.runtimes.engines.compatibility import server_tensorrt
 from gmmvit_deploy.runtimes.programs.openvino import kernels_for_graph
-from gmmvit_deploy.runtimes.runners.classify import TritonClassifier
-from gmmvit_deploy.runtimes.runners.triton import TritonRunner
 from gmmvit_deploy.serving.installs import ServerInstall, find_server
 from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import repository_from_bundle
 from gmmvit_deploy.serving.repository_runner import options_for_server, resolved_options
 from tests.choices import chosen_bundle
 from tests.cli.terminal import gmmvit_here
-from tests.serving.commands import Serve
 
 
 def config(path: Path) -> model_config_pb2.ModelConfig:
@@ -92,14 +89,9 @@ def test_the_runner_that_is_typed_decides(gmmvit, bundle: Bundle, tmp_path: Path
         assert json.loads(written.stdout)["runner"] == runner, written.stderr
     for arguments, message in (
         (("--runner", "onnxruntime+", "--json"), "runner 'onnxruntime+' is not known"),
-        (("--runner", "eager"), "--runner eager: this command cannot use this runner"),
         (("--runner", "openvino:fp4"), "'fp4' is not known"),
         (("--runner", "openvino:fp16"), "OpenVINO computes in fp32, bf16, int8 on a CPU, not in fp16"),
         (("--runner", "openvino", "--backend", "onnxruntime"), "--backend onnxruntime --runner onnxruntime:fp32"),
-        (
-            ("--runner", "onnxruntime-cuda", "--backend", "python"),
-            "--runner onnxruntime-cuda needs --backend onnxruntime",
-        ),
         (("--runner", "openvino", "--backend", "tensorrt"), "remove --runner, or remove --backend and --engine"),
     ):
         refused = gmmvit("repository", bundle.path, "-o", tmp_path / "refused", *arguments)
@@ -257,20 +249,6 @@ def test_the_committed_repository_is_what_we_write(tmp_path: Path, bundle: Bundl
 
 
 # ---- the runner that was chosen on this machine ----------------------------------------------------------------------
-
-
-@pytest.mark.nightly
-@pytest.mark.integration
-def test_the_choice_is_served_and_stated(precise_bundle: Bundle, tmp_path: Path) -> None:
-    bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:fp16")
-    with Serve(bundle.path) as service:
-        where = service.ready()
-        assert (where["bundle"], where["runner"]) == (bundle.sha256, "onnxruntime:fp16")
-        with TritonRunner(bundle, where["grpc"]) as network, TritonClassifier(where["grpc"]) as classifier:
-            assert (network.precision, network.settings["runner"]) == ("fp16", "onnxruntime:fp16")
-            assert (classifier.runner, classifier.bundle) == ("onnxruntime:fp16", bundle.sha256)
-        service.process.terminate()
-        service.end()
 
 
 def test_a_repository_states_the_choice_unless_a_runner_is_typed(precise_bundle: Bundle, tmp_path: Path) -> None:

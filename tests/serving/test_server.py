@@ -8,7 +8,6 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from gmmvit_deploy.serving.options import RepositoryOptions
 from gmmvit_deploy.serving.repository import Repository, repository_from_bundle
 from gmmvit_deploy.serving.server import ServerOptions, TritonServer
 from tests.conftest import FREE_PORTS
-from tests.inference.test_preprocess import encoded, photo, png_bomb
+from tests.inference.test_preprocess import encoded, photo
 from tests.serving.commands import Serve, processes_naming, wait_gone
 from tests.serving.shared import Running
 from tests.waiting import wait_until
@@ -58,10 +57,6 @@ class TestAnswers:
         assert report.passed, report.failures()
         assert report.runners[0].check("served").details["joined"] > 0
 
-    @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])
-    def test_formats(self, kind: str, connection: TritonConnection) -> None:
-        assert connection.infer("gmmvit", "IMAGE", as_bytes(encoded(photo(60, 40), kind))).shape == (1, 10)
-
     def test_files_that_become_png_and_files_that_cannot(self, server: Running, tmp_path: Path) -> None:
         image = encoded(photo(60, 40), "TIFF")
         for name, data in (("a.tif", image), ("b.tif", image[:500])):
@@ -71,41 +66,8 @@ class TestAnswers:
         assert len(good.predictions) == 1
         assert damaged.error.startswith("the TIFF image is damaged or truncated")
 
-    def test_many_at_once_each_get_their_own_answer(self, server: Running, bundle: Bundle) -> None:
-        """Requests of 1 to 3 rows from many threads: the dynamic batcher mixes them."""
-        pixels, logits = bundle.golden()
-
-        def ask(seed: int) -> float:
-            generator = np.random.default_rng(seed)
-            protocol = PROTOCOLS[seed % 2]
-            with TritonConnection(url_of(server, protocol)) as own:
-                worst = 0.0
-                for _ in range(10):
-                    rows = generator.integers(0, len(pixels), generator.integers(1, 4))
-                    answer = own.infer("gmmvit_network", "pixels", pixels[rows])
-                    worst = max(worst, float(np.abs(answer - logits[rows]).max()))
-            return worst
-
-        with ThreadPoolExecutor(12) as pool:
-            assert max(pool.map(ask, range(24))) < 1e-5
-
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("image", "message"),
-        [
-            (b"no image", "not a JPEG, PNG, WEBP or BMP image"),
-            (b"", "the file is empty"),
-            (encoded(photo(64, 64), "JPEG")[:-700], "the JPEG image is damaged or truncated"),
-            (png_bomb(9_000, 9_000), "the maximum is 50000000 pixels"),
-            (png_bomb(60_000, 60_000), "too large"),
-        ],
-        ids=["text", "empty", "truncated jpeg", "bomb", "huge bomb"],
-    )
-    def test_bytes_that_are_no_image(self, image: bytes, message: str, connection: TritonConnection) -> None:
-        with pytest.raises(RequestRejectedError, match=message):
-            connection.infer("gmmvit", "IMAGE", as_bytes(image))
-
     def test_the_bad_image_of_a_batch_is_named(self, connection: TritonConnection) -> None:
         good = encoded(photo(32, 32), "PNG")
         with pytest.raises(RequestRejectedError, match="image 1: the file is not a JPEG"):

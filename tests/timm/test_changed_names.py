@@ -169,3 +169,14 @@ def test_tensors_of_another_size_are_not_resampled(tmp_path: Path) -> None:
     torch.save(older, tmp_path / "net.pth")
     with pytest.raises(CheckpointError, match=r"relative_position_bias_table has shape \(49, 2\), expected \(225, 2\)"):
         load_checkpoint(tmp_path / "net.pth", LoadHints(model=SWIN_NAME, model_args={**SWIN, "window_size": 8}))
+
+
+def test_deit3_names_of_the_layer_scales(tmp_path: Path) -> None:
+    arguments = {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 2, "num_classes": 5}
+    network = with_head("deit3_small_patch16_224", (), dropout_before, **arguments)
+    state = network.state_dict()
+    older = {key.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): state[key] for key in state}
+    assert older.keys() != state.keys()
+    torch.save({"model": older}, tmp_path / "net.pth")
+    loaded = load_checkpoint(tmp_path / "net.pth", LoadHints(model="deit3_small_patch16_224", model_args=arguments))
+    require_equal_logits(loaded, network)

@@ -1,20 +1,16 @@
-"""Folding of timm's distilled heads, and DeiT III's names."""
+"""Folding of timm's distilled heads and blocks."""
 
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.folding.fold import fold
-from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec, input_shape
 
 pytestmark = pytest.mark.integration
@@ -54,23 +50,6 @@ def test_two_heads_become_one(name: str) -> None:
     require_same_answers(model, folded.model)
     assert not hasattr(folded.model.network.head_dist, "weight")
     assert fold(folded.model).passes["join_distilled_heads"] == ()
-
-
-def test_deit3_names(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    args = {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 2, "num_classes": 5}
-    model = timm.create_model("deit3_small_patch16_224", pretrained=False, **args).eval().double()
-    state = {key: torch.randn(value.shape) for key, value in model.state_dict().items()}
-    model.load_state_dict(state)
-    path = tmp_path / "deit3.pth"
-    torch.save(
-        {"model": {k.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): v for k, v in state.items()}},
-        path,
-    )
-    loaded = load_checkpoint(path, LoadHints(model="deit3_small_patch16_224", model_args=args))
-    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
-    with torch.inference_mode():
-        torch.testing.assert_close(loaded.model.double()(images), model(images), rtol=1e-12, atol=1e-12)
 
 
 def spec_of(name: str, mask: MaskSpec | None = None, **args: Any) -> TimmSpec:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,7 +18,7 @@ import pytest
 import torch
 
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, load_checkpoint
+from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.weights import model_from_bundle
 from gmmvit_deploy.errors import SpecError
 from gmmvit_deploy.exporting import graphs_of_precisions
@@ -27,7 +26,7 @@ from gmmvit_deploy.exporting.graphs_of_precisions import graph_from_model
 from gmmvit_deploy.graphs.declared import declared_role
 from gmmvit_deploy.inference.matcher import Refusal, attentions_in
 from gmmvit_deploy.inference.precision import CALIBRATED, PRECISIONS, QUANTIZED, ROLES, Precision
-from gmmvit_deploy.models.families import FAMILIES, PRESETS, family_of, model_from_spec, preset_spec, spec_from_json
+from gmmvit_deploy.models.families import FAMILIES, PRESETS, family_of, spec_from_json
 from gmmvit_deploy.models.families.deepvit import DEEPVIT
 from gmmvit_deploy.models.families.family import Family, small_mask
 from gmmvit_deploy.models.families.rmt import RMT
@@ -36,7 +35,7 @@ from gmmvit_deploy.models.layers.attention import attentions_without_scores
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.sources.hints import WEIGHTS_KINDS, WeightsKind
-from gmmvit_deploy.models.specs import MaskKind, MaskSpec, input_shape, spec_to_json
+from gmmvit_deploy.models.specs import MaskKind, input_shape, spec_to_json
 from gmmvit_deploy.parity._localize import last_tensors
 from gmmvit_deploy.parity.reference import Reference
 from gmmvit_deploy.parity.suspects import explain, suspects
@@ -47,7 +46,7 @@ from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import EXPORTED, LATER, MANIFEST, NAMES, Golden, golden
 from tests.exact import assert_same_logits, exact_logits
-from tests.golden_files import STRUCTURES, each_export
+from tests.golden_files import STRUCTURES, each_export, loaded
 from tests.models.families.small_models import (
     FAMILY_EXAMPLES,
     MAX_BATCH,
@@ -99,11 +98,6 @@ def _id(name: str) -> str:
     return name if name.startswith(family) else f"{family}-{name}"  # so that -k FAMILY selects it
 
 
-@cache
-def loaded_checkpoint(name: str) -> LoadedCheckpoint:
-    return load_checkpoint(golden(name).path, golden(name).hints)
-
-
 @pytest.fixture(scope="session")
 def small_exports(shared: Path) -> SmallExports:
     """The small models of every family, exported when they are first asked for."""
@@ -119,7 +113,7 @@ def case(request: pytest.FixtureRequest) -> Golden:
 
 
 def test_golden_logits(case: Golden) -> None:
-    model = loaded_checkpoint(case.name).model
+    model = loaded(case.name).model
     with torch.inference_mode():
         logits = model(torch.from_numpy(case.inputs)).numpy()
     np.testing.assert_allclose(logits, case.logits, rtol=0, atol=case.atol)
@@ -127,24 +121,17 @@ def test_golden_logits(case: Golden) -> None:
 
 
 def test_golden_checkpoint_is_what_its_manifest_states(case: Golden) -> None:
-    loaded, entry = loaded_checkpoint(case.name), MANIFEST[case.name]
-    assert loaded.spec.family == entry["family"]
-    assert input_shape(loaded.spec) == case.inputs.shape[1:]
-    assert loaded.spec.classes == case.logits.shape[1]
-    assert loaded.spec.mask.kind == entry["mask"]
-    assert loaded.trainable_parameters == entry["trainable_parameters"]
-
-
-def test_folding_keeps_golden_logits(case: Golden) -> None:
-    folded = fold(loaded_checkpoint(case.name).model)
-    with torch.inference_mode():
-        logits = folded.model(torch.from_numpy(case.inputs)).numpy()
-    np.testing.assert_allclose(logits, case.logits, rtol=0, atol=case.atol)
+    checkpoint, entry = loaded(case.name), MANIFEST[case.name]
+    assert checkpoint.spec.family == entry["family"]
+    assert input_shape(checkpoint.spec) == case.inputs.shape[1:]
+    assert checkpoint.spec.classes == case.logits.shape[1]
+    assert checkpoint.spec.mask.kind == entry["mask"]
+    assert checkpoint.trainable_parameters == entry["trainable_parameters"]
 
 
 def test_each_folding_pass_keeps_the_golden_logits(case: Golden) -> None:
     """In float64, where a pass changes the logits by rounding only."""
-    model = copy.deepcopy(loaded_checkpoint(case.name).model).double().requires_grad_(False)
+    model = copy.deepcopy(loaded(case.name).model).double().requires_grad_(False)
     atol = 1e-11 if case.name == "sl_cait" else 1e-12  # folding leaves the −1e-9 on the diagonal of this CaiT out
     for run in folding_passes(model.spec):
         if run(model):
@@ -170,7 +157,7 @@ def mistaken(model: Model) -> Iterator[tuple[str, Model]]:
 @pytest.mark.parametrize("name", each_export(LATER))
 def test_each_mistake_in_reading_is_far_from_the_golden_logits(name: str) -> None:
     """A reference made from the same wrong reading would repeat the mistake; the training code's logits do not."""
-    case, model = golden(name), loaded_checkpoint(name).model
+    case, model = golden(name), loaded(name).model
     wrong = dict(mistaken(model))
     for mistake, change in family_of(model.spec).network().mistakes:
         other = copy.deepcopy(model)
@@ -215,13 +202,6 @@ def test_names_of_families_and_presets_are_unique() -> None:
     assert len(PRESETS) == sum(len(family.presets) for family in FAMILIES)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_preset_builds(name: str) -> None:
-    with torch.device("meta"):
-        model = model_from_spec(preset_spec(name, classes=10, image_size=32, mask=MaskSpec()))
-    assert model.spec.classes == 10
-
-
 @each_small
 def test_each_source_names_every_tensor(small: Small) -> None:
     state = small.model().state_dict()
@@ -237,7 +217,7 @@ def test_each_own_pass_of_a_family_changes_a_network(family: Family) -> None:
     if family.name in ("timm", "hugging_face"):
         pytest.skip("tests/timm and tests/hugging_face state which passes change each network")
     models = [small.model() for small in SMALL if small.family is family]
-    models += [loaded_checkpoint(name).model for name in LATER if golden(name).family == family.name]
+    models += [loaded(name).model for name in LATER if golden(name).family == family.name]
     changing = {name for model in models for name, changed in fold(model).passes.items() if changed}
     assert {run.__name__ for run in family.network().folding_passes} <= changing
 

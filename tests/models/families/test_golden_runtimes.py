@@ -100,10 +100,6 @@ def test_the_kernels_take_the_attentions_of_the_table(name: str, tensor_bundles:
         assert {match.name for match in taken if match.mask is not None} == masked
 
 
-def test_the_table_has_every_golden_checkpoint() -> None:
-    assert set(KERNEL_ATTENTIONS) == set(NAMES)
-
-
 @needs_kernel
 @each_precision
 @each_name

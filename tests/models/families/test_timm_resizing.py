@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -20,32 +20,29 @@ from gmmvit_deploy.errors import CheckpointError
 from gmmvit_deploy.models.families.timm.resizing import resized_model
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
+from tests.golden_files import MANIFEST, golden
 
 pytestmark = pytest.mark.integration
 
 timm = pytest.importorskip("timm")
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "timm"
-RECORDS = json.loads((GOLDEN / "manifest.json").read_text())
 SIZE = 48
 EXACT = {"rtol": 0.0, "atol": 1e-12}  # float64: both sides copy the same float32 tensors
 
 
 @functools.cache
 def loaded(name: str, **more: Any) -> LoadedCheckpoint:
-    hints = dict(RECORDS[name]["hints"])
-    if "head" in hints:
-        hints["head"] = str(GOLDEN / hints["head"])
-    return load_checkpoint(GOLDEN / RECORDS[name]["file"], LoadHints(**{**hints, **more}))
+    case = golden(name)
+    return load_checkpoint(case.path, replace(case.hints, **more))
 
 
 def tensors_of(name: str) -> dict[str, Tensor]:
-    return dict(read_checkpoint(GOLDEN / RECORDS[name]["file"], RECORDS[name]["hints"].get("weights")).tensors)
+    return dict(read_checkpoint(golden(name).path, golden(name).hints.weights).tensors)
 
 
 def built(name: str, size: int = SIZE, **more: Any) -> Any:
     """The network that timm builds at the new size."""
-    build = RECORDS[name]["build"]
+    build = MANIFEST[name]["build"]
     return timm.create_model(build["architecture"], **{**build["model_args"], "img_size": size, **more})
 
 
@@ -93,7 +90,7 @@ def test_the_default_is_the_algorithm_of_the_code_that_wrote_the_file(name: str,
 
 def test_the_convolution_stem_equals_torchvision() -> None:
     models = pytest.importorskip("torchvision").models.vision_transformer
-    build = dict(RECORDS["torchvision_vit_conv_stem"]["build"])
+    build = dict(MANIFEST["torchvision_vit_conv_stem"]["build"])
     stem = [models.ConvStemConfig(**config) for config in build.pop("conv_stem_configs")]
     network = models.VisionTransformer(**{**build, "image_size": SIZE}, conv_stem_configs=stem)
     tensors = models.interpolate_embeddings(SIZE, build["patch_size"], tensors_of("torchvision_vit_conv_stem"))
@@ -122,12 +119,7 @@ SMALL: Mapping[str, tuple[str, dict[str, Any], int, int]] = {
     "beit with positions": ("beit_base_patch16_224", SMALL_VIT | {"use_abs_pos_emb": True}, 32, 48),
     "swin": ("swin_tiny_patch4_window7_224", SMALL_SWIN | {"window_size": 4}, 32, 48),
     "swin, the last window grows": ("swin_tiny_patch4_window7_224", SMALL_SWIN | {"window_size": 8}, 16, 32),
-    "relpos": (
-        "vit_relpos_small_patch16_224",
-        SMALL_VIT | {"rel_pos_dim": None, "rel_pos_type": "bias"},
-        32,
-        48,
-    ),
+    "relpos": ("vit_relpos_small_patch16_224", SMALL_VIT | {"rel_pos_dim": None, "rel_pos_type": "bias"}, 32, 48),
 }
 
 
@@ -187,31 +179,18 @@ def test_resizes_to_images_that_are_not_square() -> None:
     assert not turned.network.pos_embed.equal(model.network.pos_embed)  # type: ignore[arg-type]
 
 
-def masked_file(folder: Path, kind: str, form: str) -> Path:
-    from gmmvit_deploy.timm import add_masks
-
-    torch.manual_seed(0)
-    network = timm.create_model("vit_tiny_patch16_224", **SMALL_VIT, img_size=32)
-    torch.save(add_masks(network, kind=kind, kernels=3, form=form).state_dict(), folder / "masked.pth")  # type: ignore[arg-type]
-    return folder / "masked.pth"
-
-
-def masked_hints(form: str) -> LoadHints:
-    sizes = {"model": "vit_tiny_patch16_224", "model_args": SMALL_VIT, "image_size": 32, "resize_to": 48}
-    return LoadHints(**sizes, closed_form=True if form == "closed" else None, interpolation="timm")
-
-
-@pytest.mark.parametrize(("kind", "form"), [("gmm", "closed"), ("decay", "closed")])
-def test_masks_without_a_size_are_computed_again(kind: str, form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["gmm", "decay"])
+def test_masks_without_a_size_are_computed_again(kind: Literal["gmm", "decay"], tmp_path: Path) -> None:
     from timm.layers import resample_abs_pos_embed
 
-    from gmmvit_deploy.timm import add_masks
+    from gmmvit_deploy.timm import create
 
-    path = masked_file(tmp_path, kind, form)
-    ours = load_checkpoint(path, masked_hints(form if kind == "gmm" else "stored"))
-    network = add_masks(
-        timm.create_model("vit_tiny_patch16_224", **SMALL_VIT, img_size=48), kind=kind, kernels=3, form=form
-    )  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    name, path = "vit_tiny_patch16_224", tmp_path / "masked.pth"
+    torch.save(create(name, mask=kind, kernels=3, **SMALL_VIT, img_size=32).state_dict(), path)
+    sizes = {"model": name, "model_args": SMALL_VIT, "image_size": 32, "resize_to": 48}
+    ours = load_checkpoint(path, LoadHints(**sizes, closed_form=True if kind == "gmm" else None, interpolation="timm"))
+    network = create(name, mask=kind, kernels=3, **SMALL_VIT, img_size=48)
     tensors = torch.load(path, weights_only=True)
     tensors["pos_embed"] = resample_abs_pos_embed(tensors["pos_embed"], [6, 6])
     network.load_state_dict(tensors, strict=True)

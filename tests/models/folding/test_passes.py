@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
@@ -15,15 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.checkpoints.weights import bytes_from_model
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions, bundle_from_checkpoint
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.cait.folding import WideHeadsAttention, widen_heads
 from gmmvit_deploy.models.families.rmt import RMT
-from gmmvit_deploy.models.families.rmt.folding import (
-    share_decays,
-)
+from gmmvit_deploy.models.families.rmt.folding import share_decays
 from gmmvit_deploy.models.families.swin import SwinSpec
 from gmmvit_deploy.models.families.vit import ViTSpec
 from gmmvit_deploy.models.families.vit.model import ViT
@@ -48,16 +41,12 @@ from gmmvit_deploy.models.scores.masks import ElementwiseMask
 from gmmvit_deploy.models.scores.scales import LearnedTemperature, Scale
 from gmmvit_deploy.models.scores.step import Multiply, Step
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
-from gmmvit_deploy.runtimes.runners.open import open_runner
-from tests.conftest import EXPORTED, golden
+from tests.conftest import golden
 from tests.exact import assert_same_logits, exact_logits
-from tests.golden_files import each_export, trained
+from tests.golden_files import trained
 from tests.models.families.test_families import cait_specs, pit_specs, swin_specs
 
-MASKED = {
-    "gmm": MaskSpec(kind="gmm", kernels=3),
-    "elm": MaskSpec(kind="elm"),
-}
+MASKED = {"gmm": MaskSpec(kind="gmm", kernels=3), "elm": MaskSpec(kind="elm")}
 
 
 def roles(scores: AttentionScores) -> list[str]:
@@ -249,20 +238,6 @@ def test_decays_that_differ_stay_apart() -> None:
     assert fold(model).passes["share_decays"] == (SHARED[0], WHOLE[2])
 
 
-@pytest.mark.nightly
-@pytest.mark.integration
-def test_the_graph_holds_the_decays_of_a_stage_once_and_the_runners_are_right(tmp_path: Path) -> None:
-    model, weights = deeper(), tmp_path / "weights.safetensors"
-    weights.write_bytes(bytes_from_model(model))
-    bundle = bundle_from_checkpoint(weights, tmp_path / "bundle", ExportOptions(input_kind="tensor", max_batch=4))
-    initializers = onnx.load(bundle.onnx_path).graph.initializer
-    assert [list(each.dims) for each in initializers].count([2, 64, 64]) == 1
-    images = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(1)).numpy()
-    for name in ("onnxruntime", "openvino+kernels"):
-        with open_runner(name, bundle) as runner:
-            np.testing.assert_allclose(runner.run(images), exact_logits(model, images), rtol=0, atol=1e-5)
-
-
 # ---- the forms that become a single fused kernel of an engine --------------------------------------------------------
 
 
@@ -278,17 +253,6 @@ SHARED_SWIN = SwinSpec(
     mask=MaskSpec(kind="gmm", kernels=2, shared=True),
 )
 """A mask that all heads share, with shifted windows: the mask must be repeated for heads and for windows."""
-
-
-@pytest.mark.parametrize("name", each_export(EXPORTED))
-def test_logits_stay_the_same(name: str) -> None:
-    plain = fold(trained(name))
-    images = torch.from_numpy(golden(name).inputs)
-    expected = exact_logits(plain.model, images)
-    for quantized in (False, True):
-        passes = engine_passes(plain.model.spec, quantized=quantized)
-        logits = exact_logits(fold_for_engines(plain, passes).model, images)
-        assert_same_logits(logits, expected)
 
 
 @given(spec=st.one_of(swin_specs(), cait_specs(), pit_specs()))

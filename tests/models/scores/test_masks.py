@@ -13,12 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gmmvit_deploy.errors import FoldError
-from gmmvit_deploy.models.scores.biases import (
-    ManhattanDecay,
-    PassedBias,
-    PrefixBias,
-    manhattan_distances,
-)
+from gmmvit_deploy.models.scores.biases import ManhattanDecay, PassedBias, PrefixBias, manhattan_distances
 from gmmvit_deploy.models.scores.masks import (
     ClosedFormGaussianMask,
     GaussianMixtureMask,
@@ -129,18 +124,6 @@ class Network(nn.Module):
             step.passed = table + images if self.of_images and index else table
             scores = step(scores)
         return scores
-
-
-def test_a_changed_weight_changes_the_bias() -> None:
-    network = Network()
-    first, step = network.tables[0], network.steps[0]
-    before = step.matrix()
-    with torch.no_grad():
-        first += 1
-    assert step.matrix().equal(before + 1)
-    network.tables[0] = nn.Parameter(first.detach() + 1)
-    assert step.matrix().equal(first[0] + 1)
-    assert network.double().steps[0].matrix().dtype == torch.float64
 
 
 def test_only_the_bias_that_depends_on_the_images_is_refused() -> None:

@@ -15,12 +15,7 @@ from gmmvit_deploy.models.scores.attention import AttentionScores
 from gmmvit_deploy.models.scores.biases import ManhattanDecay, WindowBias, relative_position_index
 from gmmvit_deploy.models.scores.heads import HeadBatchNorm, HeadBias, HeadMixing, HeadNorm
 from gmmvit_deploy.models.scores.locality import MaskedDiagonal, ZeroDiagonal
-from gmmvit_deploy.models.scores.masks import (
-    ClosedFormGaussianMask,
-    ElementwiseMask,
-    GaussianMixtureMask,
-    PrefixMask,
-)
+from gmmvit_deploy.models.scores.masks import ClosedFormGaussianMask, ElementwiseMask, GaussianMixtureMask, PrefixMask
 from gmmvit_deploy.models.scores.scales import LearnedTemperature, Scale
 from gmmvit_deploy.models.scores.step import Step
 

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from torch import nn
 
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.family import Windows
@@ -27,16 +26,13 @@ from gmmvit_deploy.models.scores.masks import ElementwiseMask, GaussianMixtureMa
 from gmmvit_deploy.models.scores.scales import LearnedTemperature
 from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.reports.pictures._embedding_numbers import similarities_of
-from gmmvit_deploy.reports.pictures.drawings import (
-    similarity_image,
-    step_maps_image,
-)
+from gmmvit_deploy.reports.pictures.drawings import similarity_image, step_maps_image
 from gmmvit_deploy.reports.pictures.mask_images import matrix_image, position_maps_image, sheet, token_map
 from gmmvit_deploy.reports.pictures.mask_numbers import masks_of
 from gmmvit_deploy.reports.pictures.mask_report import write_report
 from gmmvit_deploy.reports.pictures.step_numbers import HeadValues, steps_of
 from tests.browser import accessibility_problems
-from tests.golden_files import EACH_FAMILY, GOLDEN, MANIFEST, golden, loaded
+from tests.golden_files import EACH_FAMILY, MANIFEST, golden, loaded
 from tests.pages import require_readable_page
 
 GRID = 4
@@ -78,11 +74,6 @@ def test_dead_kernels_are_named_by_head() -> None:
     (layer,) = masks_of(model)
     assert [head.dead for head in layer.heads] == [(1,), ()]
     assert layer.heads[0].alpha == (1, 0, 1)
-
-
-def test_underflow_is_counted() -> None:
-    layers = masks_of(loaded("vit_gmm_256_tokens").model)
-    assert [layer.underflowed for layer in layers] == [21792, 21792]
 
 
 def test_the_report_marks_the_mask_without_influence(tmp_path: Path) -> None:
@@ -156,18 +147,6 @@ def test_reports_of_masks(name: str, tmp_path: Path) -> None:
 def test_an_accessibility_checker_has_no_complaint(tmp_path: Path) -> None:
     write_report(loaded("vit_gmm"), tmp_path / "masks.html")
     assert accessibility_problems(tmp_path / "masks.html") == []
-
-
-def test_names_in_the_page_are_escaped(tmp_path: Path) -> None:
-    path = tmp_path / "<b>&.pth"
-    path.write_bytes((GOLDEN / "vit_gmm.pth").read_bytes())
-    write_report(load_checkpoint(path), tmp_path / "masks.html")
-    assert "<b>&.pth" not in (tmp_path / "masks.html").read_text()
-
-
-def test_other_kinds_of_report_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"suffix \.html \(page\) or \.png"):
-        write_report(loaded("vit_gmm"), tmp_path / "masks.pdf")
 
 
 # ---- steps, patch filters and position embeddings --------------------------------------------------------------------

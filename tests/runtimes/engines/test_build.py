@@ -57,8 +57,7 @@ def saved(graph: ir.Model, path: Path) -> Path:
 @pytest.mark.first(1)
 # CaiT's Gaussian masks differ by head, so its head mixing has no form that fuses: see below.
 @pytest.mark.parametrize(
-    ("name", "attentions"),
-    [("vit_gmm", 3), ("swin_gmm", 4), ("pit_gmm", 4), ("t2t_gmm", 2), ("cait_elm", 5)],
+    ("name", "attentions"), [("vit_gmm", 3), ("swin_gmm", 4), ("pit_gmm", 4), ("t2t_gmm", 2), ("cait_elm", 5)]
 )
 def test_every_attention_of_every_family_is_one_kernel(
     name: str, attentions: int, tensor_bundles: dict[str, Bundle], rtx: Flavor, tmp_path: Path
@@ -261,8 +260,7 @@ class TestRefused:
         assert open_engine(tmp_path / "e").card == engine.card
 
     @pytest.mark.parametrize(
-        ("data", "message"),
-        [(b"junk", "not an ONNX model"), (b"", "not an ONNX model"), (None, "no such file")],
+        ("data", "message"), [(b"junk", "not an ONNX model"), (b"", "not an ONNX model"), (None, "no such file")]
     )
     def test_a_file_that_is_no_graph(self, data: bytes | None, message: str, rtx: Flavor, tmp_path: Path) -> None:
         if data is not None:

@@ -27,21 +27,6 @@ def layers(*lines: str) -> tuple[Layer, ...]:
     return layers_from_text("\n".join(("Layers:", *lines, "", "I/O Tensors:", " Name: pixels, IOMode: Input")))
 
 
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [
-        ("Half", ("fp16",)),
-        ("Float", ("fp32",)),
-        ("Thirty-two wide channel vectorized row major Int8 format", ("int8",)),
-        ("Int64", ()),
-        ("something new", ()),
-    ],
-)
-def test_types_as_the_versions_of_tensorrt_write_them(written: str, meant: tuple[str, ...]) -> None:
-    (layer,) = layers(line("a_myl0_0", reads=written))
-    assert layer.reads == meant
-
-
 SPLIT = [line("g_myl0_0", "qk", kind="gemm"), line("h_myl0_1", "pv", kind="gemm")]
 
 
@@ -53,19 +38,6 @@ SPLIT = [line("g_myl0_0", "qk", kind="gemm"), line("h_myl0_1", "pv", kind="gemm"
             ATTENTION,
             {"a": 12},
             "a single kernel, but other layers (1) pad and cut its head dim 12: type gmmvit convert with --pad-heads",
-        ),
-        (
-            [line("g_myl0_0", "qk", kind="gemm", reads="Float"), line("h_myl0_1", "pv", kind="gemm", reads="Float")],
-            ATTENTION,
-            {"a": 16},
-            "float32: fused kernels exist",
-        ),
-        (SPLIT, ATTENTION, {"a": 6}, "head dim 6: fused kernels take 16 to 256"),
-        (
-            SPLIT,
-            Attention(name="a", nodes=("qk", "mix", "softmax", "pv"), mask="m", mixes_heads=True),
-            {},
-            "its heads are mixed around softmax, and each head has its own mask",
         ),
         (
             SPLIT,
@@ -124,7 +96,6 @@ def test_a_promise_that_was_kept() -> None:
 @pytest.mark.parametrize(
     ("lines", "node", "promised", "seen"),
     [
-        ([line("p_myl0_0", "p", kind="gemm")], "p", "int8", "fp16"),
         ([line("p_myl0_0", "p", kind="runtime_fusion", reads="Float")], "p", "int8", "fp32"),
         ([], "p", "int8", "no reported type"),
     ],

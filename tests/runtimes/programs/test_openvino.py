@@ -179,8 +179,6 @@ def test_runners_with_a_precision_behind_the_name(precise_bundle: Bundle) -> Non
             ("openvino", "fp32"),
         ]
     for wrong, message in (
-        (["eager:bf16"], "eager has a fixed precision"),
-        (["openvino:fp12"], "fp12"),
         (["openvino:fp32-static"], "fp32 has no form 'static'"),
         (["openvino", "openvino:fp32"], "openvino is named more than once"),
     ):

@@ -13,13 +13,7 @@ from PIL import Image
 
 from gmmvit_deploy.bench.waterfall import waterfall
 from gmmvit_deploy.bundle.artifacts import Bundle
-from gmmvit_deploy.errors import (
-    KeyRefusedError,
-    NotOfferedError,
-    OverloadError,
-    RequestRejectedError,
-    ServerError,
-)
+from gmmvit_deploy.errors import KeyRefusedError, NotOfferedError, OverloadError, RequestRejectedError, ServerError
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.programs.access import NO_ACCESS, Access, open_access
 from gmmvit_deploy.runtimes.programs.triton import TritonConnection

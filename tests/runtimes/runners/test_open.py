@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,12 @@ import pytest
 
 from gmmvit_deploy.bench.cells import Plan
 from gmmvit_deploy.bench.run import BenchOptions, bench
-from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
+from gmmvit_deploy.bundle.artifacts import Bundle
 from gmmvit_deploy.bundle.choices import CHOICES_FILE, Machine, read_choices
 from gmmvit_deploy.bundle.variants import open_variant
 from gmmvit_deploy.errors import InputError, RunnerUnavailableError
 from gmmvit_deploy.exporting.fastest import record_fastest
 from gmmvit_deploy.exporting.golden import fresh_inputs
-from gmmvit_deploy.exporting.variants import variants_from_bundle
 from gmmvit_deploy.files.writing import sha256_of_file
 from gmmvit_deploy.parity.check import check_parity
 from gmmvit_deploy.runtimes.programs import openvino as openvino_settings
@@ -136,17 +133,6 @@ def test_a_graph_that_was_written_again_is_not_taken(precise_bundle: Bundle, tmp
     chosen = choose_runner(bundle)
     assert str(chosen.runner) == fastest_runner(bundle)[0]
     assert any("fp16.onnx is not the graph that was judged" in note for note in chosen.notes)
-
-
-def test_a_choice_that_was_judged_with_other_versions_says_so(precise_bundle: Bundle, tmp_path: Path) -> None:
-    versions = {"onnxruntime": "1.0.0", "openvino": "1"}  # ONNX Runtime loads one of them
-    bundle = chosen_bundle(precise_bundle, tmp_path / "b", "onnxruntime:fp16", versions=versions)
-    chosen = choose_runner(bundle)
-    (note,) = chosen.notes
-    assert str(chosen.runner) == "onnxruntime:fp16"
-    assert "onnxruntime:fp16 was judged with other versions: onnxruntime 1.0.0 → " in note
-    assert "openvino" not in note
-    assert f"type gmmvit optimize {bundle.path}" in note
 
 
 def test_neither_another_machine_nor_a_damaged_file_decides(precise_bundle: Bundle, tmp_path: Path) -> None:
@@ -281,14 +267,3 @@ def test_a_slower_precision_is_named_so(ends: tuple[float, float, float], advice
     ratio, low, high = ends
     words = f"batch 16: {ratio:.2f} ({low:.2f} to {high:.2f}) times as fast as float32{advice}"
     assert speed_in_words({"16": ends}) == words
-
-
-@pytest.mark.integration
-def test_the_record_keeps_the_measurement(bundle: Bundle, tmp_path: Path) -> None:
-    shutil.copytree(bundle.path, tmp_path / "bundle")
-    (variant,) = variants_from_bundle(open_bundle(tmp_path / "bundle"), ["fp16"])
-    assert variant.record is not None
-    speed = json.loads((tmp_path / "bundle" / "graphs/fp16.json").read_text())["speed"]
-    assert speed == variant.record.speed
-    assert set(speed) == {"cpu", "cores", "times_as_fast"}
-    assert "onnxruntime" in speed["times_as_fast"]

@@ -51,17 +51,6 @@ def test_models_share_no_copy(tmp_path: Path, bundle: Bundle, precise_bundle: Bu
 
 
 @pytest.mark.integration
-def test_a_copy_is_written_again_only_where_it_differs(tmp_path: Path, precise_bundle: Bundle) -> None:
-    folder = State(tmp_path).copy_of("gmmvit", precise_bundle).path / "graphs"
-    changed, *others = sorted(folder.iterdir())
-    changed.write_bytes(b"other")
-    before = [file.stat().st_ino for file in others]
-    State(tmp_path).copy_of("gmmvit", precise_bundle)
-    assert changed.read_bytes() == (precise_bundle.path / "graphs" / changed.name).read_bytes()
-    assert [file.stat().st_ino for file in others] == before
-
-
-@pytest.mark.integration
 def test_a_damaged_copy_is_refused(tmp_path: Path, bundle: Bundle) -> None:
     state = State(tmp_path)
     state.promote({"gmmvit": state.copy_of("gmmvit", bundle)})

@@ -16,11 +16,11 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.checkpoints.own_class import permit_class_of
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
-from gmmvit_deploy.models.families import CUSTOM, family_of, model_from_spec, spec_from_json
+from gmmvit_deploy.models.families import CUSTOM, family_of, spec_from_json
 from gmmvit_deploy.models.families.custom import CustomSpec
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
+from gmmvit_deploy.models.specs import spec_to_json
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from tests.cli.terminal import Answer, gmmvit_here, without_progress
@@ -29,9 +29,6 @@ from tests.models.families.custom.conftest import OwnBundle
 from tests.models.families.custom.own_files import ARGUMENTS, IMAGE, own_file, save_weights, with_code
 
 pytestmark = pytest.mark.integration
-SPEC = CustomSpec(
-    image_size=16, channels=3, classes=5, mask=MaskSpec(), code_file="a.py", code_sha256="0" * 64, class_name="Net"
-)
 
 
 def refused(answer: Answer, *message: str) -> str:
@@ -348,11 +345,3 @@ def test_adaptive_average_pooling_to_any_size(size: tuple[int, int], operator: s
     assert operator in operators
     assert not operators & {"GatherND", "Where"}
     assert bundle.manifest.export_parity.keys() >= {"onnxruntime_largest_abs", "openvino_largest_abs"}
-
-
-# ---- the spec --------------------------------------------------------------------------------------------------------
-
-
-def test_a_spec_alone_runs_nothing() -> None:
-    with pytest.raises(InputError, match="runs a file only if --model names the file; expected a file with the SHA"):
-        model_from_spec(SPEC)
