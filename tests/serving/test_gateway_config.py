@@ -21,9 +21,9 @@ from gmmvit_deploy.errors import InputError, OutputError, RepositoryError, Serve
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.runtimes.programs._triton_errors import Request, error_from_transport
 from gmmvit_deploy.runtimes.programs.access import Access
-from gmmvit_deploy.serving.gateway._access_log import AccessLog
 from gmmvit_deploy.serving.gateway._keys import Client, map_of_keys, map_text, read_keys, readable_by_others
 from gmmvit_deploy.serving.gateway.files import ALERTS, gateway_folder, gateway_options, tls_pem, write_files
+from gmmvit_deploy.serving.gateway.gateway import AccessLog
 from gmmvit_deploy.serving.gateway.haproxy import check_config, find_haproxy, haproxy_version
 from gmmvit_deploy.serving.gateway.options import Front, GatewayOptions, GatewaySettings, HealthCheck, Upstream
 from gmmvit_deploy.serving.model_configs import config_text as pbtxt
