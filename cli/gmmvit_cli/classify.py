@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -140,7 +141,7 @@ def classify(
             hint = f"leave {option} out, or name the images without --from"
             refusals.refuse(value, f"{option} does not go with --from", hint=hint)
         with refusals.collected():
-            part = None if shards is None else part_from(shards)
+            part = (0, 1) if shards is None else part_from(shards)
         refusals.raise_all()
         try:
             with progress("classify") as on_progress:
@@ -264,7 +265,7 @@ def _print_bulk(result: BulkResult, folder: str, *, accept_broken: bool, as_json
     from gmmvit_deploy.images.data.files import left_out_text
 
     if as_json:
-        print_json(result.to_json())
+        print_json(asdict(result))
     else:
         typer.echo(folder)
     for line in result.notes:

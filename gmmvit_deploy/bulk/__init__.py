@@ -5,6 +5,5 @@
 The content of a shard depends on the bundle, the source and the plan alone. Any process may therefore compute any
 missing shard, at any time, and two processes that compute the same shard write the same bytes.
 
-The face: `job` (options), `source` (the files, and the images in them), `run` (start or continue a job), `pipeline`
-(read and decode ahead of the network).
+The face: `job` (options), `source` (the files, and the images in them), `run` (start or continue a job).
 """

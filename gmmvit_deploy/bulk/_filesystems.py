@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +76,6 @@ def source_changed(path: str, expected: str, actual: str) -> InputError:
     )
 
 
-def read_range(fs: Any, path: str, offset: int, size: int, *, whole: bool) -> Callable[[], bytes]:
-    """Return a function that reads ``size`` bytes from ``offset`` on.
-
-    size: negative if unknown; the file is then read to its end.  whole: True if the range must be the whole file.
-    The function raises `UnreadableImage` when the image is too large, or when this machine's disk or the permissions
-    prevent reading; InputError when the file has another size, or when another file system fails three times.
-    """
-    return partial(_read, fs, path, offset, size, whole)
-
-
 def first_bytes(fs: Any, path: str, count: int) -> bytes:
     """Return the first bytes of a file; none of a file that cannot be read."""
     try:
@@ -95,7 +84,13 @@ def first_bytes(fs: Any, path: str, count: int) -> bytes:
         return b""
 
 
-def _read(fs: Any, path: str, offset: int, size: int, whole: bool) -> bytes:
+def read_range(fs: Any, path: str, offset: int, size: int, *, whole: bool) -> bytes:
+    """Read ``size`` bytes from ``offset`` on.
+
+    size: negative if unknown; the file is then read to its end.  whole: True if the range must be the whole file.
+    Errors: `UnreadableImage` when the image is too large, or when this machine's disk or the permissions prevent
+    reading; InputError when the file has another size, or when another file system fails three times.
+    """
     if size > MAX_IMAGE_BYTES:
         raise UnreadableImage(f"the file has {size} bytes; the maximum is {MAX_IMAGE_BYTES} bytes")
     # A byte more than the maximum or the expected size, so that a longer file is noticed without being read.

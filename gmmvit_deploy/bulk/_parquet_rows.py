@@ -113,21 +113,21 @@ def _content(fs: Any, path: str, value: Any) -> Callable[[], bytes]:
         return lambda: encoded
     if "://" in value:
         other, there = open_filesystem(value, option="the image")
-        return read_range(other, there, 0, -1, whole=True)
+        return partial(read_range, other, there, 0, -1, whole=True)
     located = value if value.startswith("/") else f"{path[: path.rfind('/') + 1]}{value}"
-    return partial(_linked, read_range(fs, located, 0, -1, whole=True), value)
+    return partial(_linked, fs, located, value)
 
 
 def _no_image() -> bytes:
     raise UnreadableImage("the row has no image")
 
 
-def _linked(read: Callable[[], bytes], value: str) -> bytes:
+def _linked(fs: Any, path: str, value: str) -> bytes:
     """Read the file of a path.  A missing file is an error of its row: the table is unchanged, and still names it."""
     if len(value) > _LONGEST_PATH or any(len(part.encode()) > _LONGEST_NAME for part in value.split("/")):
         raise UnreadableImage(f"expected a path or an image in base64, got {len(value):,} characters: {value[:40]}…")
     try:
-        return read()
+        return read_range(fs, path, 0, -1, whole=True)
     except InputError as exc:
         if isinstance(exc.__cause__, FileNotFoundError):
             raise UnreadableImage(f"there is no file {value}") from exc

@@ -4,31 +4,40 @@ Every batch has the same size and the same images in the same places, whatever w
 an image that cannot be decoded, and after the last image, the network gets black pixels. With the same program on the
 same kind of processor, the rows of a shard are therefore always the same, bit for bit.
 
+The images of a shard are read, hashed and decoded ahead of the network, in threads. At most `_PIECES_AHEAD` pieces a
+thread are read ahead, and a thread holds the bytes of a single image at a time (of Parquet: of a few rows), so memory
+does not grow with the shard.
+
 Until a shard is complete, its rows are kept in files of their own, every `_KEEP_EVERY_S` of work. The next process
 continues after them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gmmvit_deploy.bulk._filesystems import UnreadableImage
 from gmmvit_deploy.bulk._plan import Plan, Rows, ShardRecord, entries_of, kept_rows, shard_name
 from gmmvit_deploy.bulk._storage import Storage
-from gmmvit_deploy.bulk.pipeline import Decoded, decoded_batches
 from gmmvit_deploy.bulk.source import Entry, Source
 from gmmvit_deploy.errors import InputError
+from gmmvit_deploy.images.data.other_formats import pixels_of_file
 from gmmvit_deploy.inference import DEFERRED
+from gmmvit_deploy.inference.preprocess import UnusableImage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gmmvit_deploy.bundle.artifacts import Bundle
+    from gmmvit_deploy.images.spec import ImageSpec
     from gmmvit_deploy.runtimes.runners.runner import Runner
 
 _ROW_GROUP = 1024
@@ -36,6 +45,20 @@ _ROW_GROUP = 1024
 _KEEP_EVERY_S = 30.0
 _MAX_IN_MEMORY = 16 * _ROW_GROUP
 """Rows that are kept sooner: with 1,000 logits and 1,000 features each, about 130 MB."""
+_PIECE = 16
+_PIECES_AHEAD = 3
+
+
+class Decoded(NamedTuple):
+    """An image before the network: its hash and pixels, or the reason why there are no pixels.
+
+    sha256: hexadecimal hash of the encoded bytes; None if they could not be read.
+    pixels: uint8 (height, width, channels), or None.  error: the reason, or None.
+    """
+
+    sha256: str | None
+    pixels: NDArray[Any] | None
+    error: str | None
 
 
 class ShardProgram:
@@ -72,15 +95,8 @@ class ShardProgram:
         entries = entries_of(self._storage, self._plan, shard)
         kept = kept_rows(self._storage).get(shard.number, [])
         start = end = kept[-1].end if kept else 0
-        batches = decoded_batches(
-            self._source.contents(shard.file, entries[start:]),
-            self._image,
-            batch=self._plan.settings.batch,
-            pool=self._pool,
-            threads=self._threads,
-        )
         fresh, since = [], time.monotonic()
-        for images in batches:
+        for images in self._decoded_batches(self._source.contents(shard.file, entries[start:])):
             fresh.append(self._rows(entries[end : end + len(images)], images))
             end += len(images)
             enough = end - start >= _MAX_IN_MEMORY or time.monotonic() - since >= _KEEP_EVERY_S
@@ -101,6 +117,31 @@ class ShardProgram:
         except InputError as exc:
             if not isinstance(exc.__cause__, FileNotFoundError):
                 raise
+
+    def _decoded_batches(self, contents: Iterable[Callable[[], bytes]]) -> Iterator[list[Decoded]]:
+        """Yield the images in their order, in batches of the plan; the last may be smaller.
+
+        contents: functions that return the bytes of an image.  Errors: those of the functions but `UnreadableImage`.
+        """
+        batch, pieces = self._plan.settings.batch, iter(contents)
+        ahead = _PIECES_AHEAD * self._threads + batch // _PIECE
+        waiting: deque[Future[list[Decoded]]] = deque()
+        ready: list[Decoded] = []
+        try:
+            while True:
+                while len(waiting) < ahead and (piece := [*islice(pieces, _PIECE)]):
+                    waiting.append(self._pool.submit(_decode, piece, self._image))
+                if not waiting:
+                    break
+                ready += waiting.popleft().result()
+                while len(ready) >= batch:
+                    yield ready[:batch]
+                    ready = ready[batch:]
+            if ready:
+                yield ready
+        finally:
+            for future in waiting:
+                future.cancel()
 
     def _read(self, kept: Sequence[Rows]) -> Iterator[Any]:
         """Yield the kept batches as they were.  Errors: InputError when a file is damaged."""
@@ -163,6 +204,22 @@ class ShardProgram:
             [[names[c] for c in chosen] for chosen in present],
             [[row[c] for c in chosen] for row, chosen in zip(probabilities, present, strict=True)],
         )
+
+
+def _decode(contents: Sequence[Callable[[], bytes]], image: ImageSpec) -> list[Decoded]:
+    return [_decoded(content, image) for content in contents]
+
+
+def _decoded(content: Callable[[], bytes], image: ImageSpec) -> Decoded:
+    try:
+        data = content()
+    except UnreadableImage as exc:
+        return Decoded(None, None, str(exc))
+    digest = hashlib.sha256(data).hexdigest()
+    try:
+        return Decoded(digest, pixels_of_file(data, image), None)
+    except UnusableImage as exc:
+        return Decoded(digest, None, str(exc))
 
 
 def _text(text: str) -> str:

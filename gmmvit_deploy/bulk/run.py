@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from gmmvit_deploy.arguments import require_counts, require_known
 from gmmvit_deploy.bulk._local import classify_locally
-from gmmvit_deploy.bulk._plan import ShardRecord, kept_ends, read_plan, remove_rows, settled_plan, shard_name
+from gmmvit_deploy.bulk._plan import kept_ends, read_plan, remove_rows, settled_plan, shard_name
 from gmmvit_deploy.bulk._report import page_of, report_of
 from gmmvit_deploy.bulk._shard import count_of_shard
 from gmmvit_deploy.bulk._storage import Claims, Storage
@@ -31,17 +30,6 @@ REPORT = "_report.html"
 """Readers of Parquet folders leave out names that begin with an underscore."""
 INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 """The variable in which Kubernetes states the number of a pod of an Indexed Job, from 0 on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
-    """The shards index, index + count, index + 2 · count, … of a job."""
-
-    index: int = 0
-    count: int = 1
-
-    def of(self, shards: Sequence[ShardRecord]) -> list[ShardRecord]:
-        return [shard for shard in shards if shard.number % self.count == self.index]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +53,9 @@ class BulkResult:
     left_out: tuple[LeftOutKind, ...]
     notes: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def part_from(text: str) -> Partition:
-    """Parse ``3/8``, or ``JOB_COMPLETION_INDEX/8`` with the number in that variable.
+def part_from(text: str) -> tuple[int, int]:
+    """Parse ``3/8``, or ``JOB_COMPLETION_INDEX/8`` with the number in that variable: (index, count).
 
     Errors: InputError when the text has another form, or when the number is not below the count.
     """
@@ -81,7 +66,7 @@ def part_from(text: str) -> Partition:
             f"--shards {text}: expected I/N with 0 <= I < N, got I = {index or 'nothing'}, N = {count or 'nothing'}",
             hint=f"type for example --shards 0/8, or --shards {INDEX_VARIABLE}/8 in an Indexed Job of Kubernetes",
         )
-    return Partition(index=int(index), count=int(count))
+    return int(index), int(count)
 
 
 def classify_source(
@@ -94,7 +79,7 @@ def classify_source(
     batch: int | None = None,
     shard_images: int = 5000,
     image_column: str | None = None,
-    part: Partition | None = None,
+    part: tuple[int, int] = (0, 1),
     workers: int | None = None,
     on_progress: OnProgress = ignore,
 ) -> BulkResult:
@@ -107,7 +92,8 @@ def classify_source(
     source: a folder, file or pattern, as a path or a URL of fsspec.  folder: a path or a URL.
     runner: name and precision, such as ``openvino:bf16``; None for that of the folder's plan, else
     `choose_runner`.
-    batch: images in a batch; None for the largest batch of the bundle.  part: the shards of this run; None for all.
+    batch: images in a batch; None for the largest batch of the bundle.
+    part: (index, count) of this run, which takes the shards index, index + count, index + 2 · count, …
     workers: processes on this machine, for the launcher ``local``; None for one a core, or one for a GPU.
     The run that finds every shard of the job complete writes the report, ``_report.html`` in the folder.
     Errors: InputError when the folder belongs to another source, bundle or settings, and for wrong input.
@@ -154,7 +140,8 @@ def classify_source(
     finally:
         claims.close()
     job = replace(job, source=replace(listed, files=(), others=()))  # workers need no list of all files
-    selected = (part or Partition()).of(plan.shards)
+    index, count = part
+    selected = plan.shards[index::count]
     complete = storage.names()
     missing = [shard for shard in selected if shard_name(shard.number) not in complete]
     before = kept_ends(storage)

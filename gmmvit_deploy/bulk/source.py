@@ -108,7 +108,8 @@ class Source:
             yield from rows(self.fs, self.path(file), self.column, entries[0].offset, len(entries))
             return
         for entry in entries:
-            yield read_range(self.fs, self.path(file or entry.id), entry.offset, entry.size, whole=not file)
+            path = self.path(file or entry.id)
+            yield partial(read_range, self.fs, path, entry.offset, entry.size, whole=not file)
 
 
 def open_source(url: str, *, column: str | None = None) -> Source:

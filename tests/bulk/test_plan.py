@@ -8,7 +8,7 @@ import pytest
 
 from gmmvit_deploy.bulk._plan import Plan, Settings, entries_of
 from gmmvit_deploy.bulk._storage import JOB_FOLDER, Storage
-from gmmvit_deploy.bulk.run import INDEX_VARIABLE, Partition, part_from
+from gmmvit_deploy.bulk.run import INDEX_VARIABLE, part_from
 from gmmvit_deploy.bulk.source import open_source
 from gmmvit_deploy.errors import InputError, OutputError
 from tests.bulk.sources import images, png, settled, write_folder
@@ -71,7 +71,7 @@ def test_folders_of_others_are_refused(tmp_path: Path) -> None:
 
 def test_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(INDEX_VARIABLE, "2")
-    assert part_from(f"{INDEX_VARIABLE}/3") == Partition(index=2, count=3)
+    assert part_from(f"{INDEX_VARIABLE}/3") == (2, 3)
     monkeypatch.delenv(INDEX_VARIABLE)
     for wrong in (f"{INDEX_VARIABLE}/3", "3/3", "-1/3", "1", "1/0", "a/b"):
         with pytest.raises(InputError, match="expected I/N with 0 <= I < N"):
