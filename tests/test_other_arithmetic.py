@@ -31,8 +31,7 @@ DESCRIBE = """
 import json, sys
 import numpy as np
 import torch
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.checkpoints.report import describe_checkpoint
+from gmmvit_deploy.checkpoints.loading import describe_checkpoint, load_checkpoint
 from tests.golden_files import golden
 described = {}
 for case in map(golden, sys.argv[1:]):

@@ -74,8 +74,7 @@ def inspect(
         return
     require_checkpoint(checkpoint)
     with progress("inspect") as on_progress:
-        from gmmvit_deploy.checkpoints.loading import load_checkpoint
-        from gmmvit_deploy.checkpoints.report import describe_checkpoint
+        from gmmvit_deploy.checkpoints.loading import describe_checkpoint, load_checkpoint
 
         on_progress(Progress("read the checkpoint"))
         loaded = load_checkpoint(checkpoint, hints)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from gmmvit_deploy.checkpoints._model_folder import read_checkpoint, with_linear
 from gmmvit_deploy.checkpoints._other_files import refuse_adapter
 from gmmvit_deploy.checkpoints._wrapping import prefix_of_network
 from gmmvit_deploy.checkpoints._zero_shot import refuse_prompts, with_text_classes
-from gmmvit_deploy.checkpoints.audit import audit_model, audit_tensors
+from gmmvit_deploy.checkpoints.audit import audit_dead_masks, audit_model, audit_tensors
 from gmmvit_deploy.checkpoints.own_class import load_own_class, refuse_own_options, require_same_class
 from gmmvit_deploy.checkpoints.reading import TensorFile, under_prefix
 from gmmvit_deploy.checkpoints.weights import as_float32, filled_model, listed, tensor_from_file
@@ -35,7 +36,7 @@ from gmmvit_deploy.models.families import (
     preset_spec,
     spec_from_json,
 )
-from gmmvit_deploy.models.families.counting import trainable_parameters
+from gmmvit_deploy.models.families.counting import multiply_accumulates, trainable_parameters
 from gmmvit_deploy.models.families.custom import CustomSpec
 from gmmvit_deploy.models.families.hugging_face.checkpoint import HUGGING_FACE_FILES
 from gmmvit_deploy.models.families.timm.checkpoint import DEIT3_FILES, DINOV2_FILES, TIMM_FILES
@@ -48,9 +49,9 @@ from gmmvit_deploy.models.sources.hints import LoadHints, own_class_of
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.sources.shapes import check_image_hints, preset_differences
 from gmmvit_deploy.models.sources.source import CheckpointSource, origin_keys
-from gmmvit_deploy.models.specs import Interpolation, ModelSpec
+from gmmvit_deploy.models.specs import Interpolation, ModelSpec, spec_to_json
 
-__all__ = ["LoadedCheckpoint", "load_checkpoint", "released_state_dict"]
+__all__ = ["LoadedCheckpoint", "describe_checkpoint", "load_checkpoint", "released_state_dict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,6 +347,27 @@ def _audited(file: TensorFile, model: Model, *, used: set[str], unused: dict[str
         unused={**unused, **file.left_out},
         findings=tuple(findings),
     )
+
+
+def describe_checkpoint(loaded: LoadedCheckpoint) -> dict[str, Any]:
+    """Return as JSON values what the file, its model and its spec are, the unused keys, and the audit findings.
+
+    ``macs``: multiply-accumulates per image.
+    """
+    spec, findings = loaded.spec, (*loaded.findings, *audit_dead_masks(loaded.model))
+    return {
+        "checkpoint": {"path": str(loaded.file.path), "sha256": loaded.file.sha256, "wrapping": loaded.file.wrapping},
+        "taken_from": loaded.taken_from,
+        "model": spec.title,
+        "family": spec.family,
+        "mask": spec.mask.kind,
+        "mask_description": str(spec.mask),
+        "trainable_parameters": loaded.trainable_parameters,
+        "macs": multiply_accumulates(spec),
+        "spec": spec_to_json(spec),
+        "unused_keys": loaded.unused,
+        "audit": [asdict(finding) for finding in findings],
+    }
 
 
 def released_state_dict(model: Model) -> dict[str, Tensor]:

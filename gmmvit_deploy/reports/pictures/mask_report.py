@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gmmvit_deploy.checkpoints.audit import DEAD_MASK, layer_of
-from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint
-from gmmvit_deploy.checkpoints.report import describe_checkpoint
+from gmmvit_deploy.checkpoints.loading import LoadedCheckpoint, describe_checkpoint
 from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_file
 from gmmvit_deploy.reports.pages import Figure, Outcome, Summary, VerdictWord, png, rendered

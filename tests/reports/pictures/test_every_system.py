@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from gmmvit_deploy.checkpoints.loading import load_checkpoint
-from gmmvit_deploy.checkpoints.report import describe_checkpoint
+from gmmvit_deploy.checkpoints.loading import describe_checkpoint, load_checkpoint
 from gmmvit_deploy.inference.labels import LabelSet
 from gmmvit_deploy.models.layers.attention import attentions_without_scores
 from gmmvit_deploy.models.scores.attention import AttentionScores, attention_scores
