@@ -97,17 +97,12 @@ class Sizes:
         return bool(self.cpu)
 
 
-def unknown_sizes(max_body_bytes: int, runtimes: frozenset[str]) -> Sizes:
-    """Return the sizes without a measurement: the operator must fill in cpu, memory, instances and threads."""
-    shm_mib = _shm_mib(DEFAULT_IN_FLIGHT, max_body_bytes)
-    return Sizes(
-        shm_mib=shm_mib, in_flight=DEFAULT_IN_FLIGHT, queue_timeout_ms=DEFAULT_QUEUE_TIMEOUT_MS, runtimes=runtimes
-    )
-
-
-def sizes_from_measurement(measurement: Measurement, max_body_bytes: int) -> Sizes:
-    in_flight = measurement.tuned.in_flight
-    shm_mib = _shm_mib(in_flight, max_body_bytes)
+def pod_sizes(measurement: Measurement | None, max_body_bytes: int, runtimes: frozenset[str]) -> Sizes:
+    """Return the sizes.  runtimes: of the networks in the python backend; a measurement states its own."""
+    in_flight = DEFAULT_IN_FLIGHT if measurement is None else measurement.tuned.in_flight
+    shm_mib = _up(3 * in_flight * max_body_bytes / _MIB)
+    if measurement is None:
+        return Sizes(shm_mib=shm_mib, in_flight=in_flight, queue_timeout_ms=DEFAULT_QUEUE_TIMEOUT_MS, runtimes=runtimes)
     return Sizes(
         shm_mib=shm_mib,
         in_flight=in_flight,
@@ -118,10 +113,6 @@ def sizes_from_measurement(measurement: Measurement, max_body_bytes: int) -> Siz
         instances=str(measurement.instances),
         threads=str(measurement.threads),
     )
-
-
-def _shm_mib(in_flight: int, max_body_bytes: int) -> int:
-    return _up(3 * in_flight * max_body_bytes / _MIB)
 
 
 def _up(mib: float) -> int:

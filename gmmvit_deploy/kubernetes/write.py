@@ -19,7 +19,7 @@ from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.files.writing import new_folder
 from gmmvit_deploy.inference.runner_name import RunnerName
 from gmmvit_deploy.kubernetes._dockerfiles import bulk_docker_files, docker_files
-from gmmvit_deploy.kubernetes._sizes import Sizes, measurement_from_file, sizes_from_measurement, unknown_sizes
+from gmmvit_deploy.kubernetes._sizes import Sizes, measurement_from_file, pod_sizes
 from gmmvit_deploy.kubernetes.options import JobOptions, ManifestOptions
 from gmmvit_deploy.kubernetes.templates import yaml_files
 from gmmvit_deploy.runtimes.engines.releases import NEWEST, RELEASES, triton_in_words
@@ -64,7 +64,7 @@ def manifests_from_bundle(
     """
     models = read_models(path, name=options.model_name)
     options = replace(options, gpus=max(options.gpus, int(models.on_gpu)))
-    sizes = unknown_sizes(options.max_body_bytes, _runtimes(models))
+    measurement = None
     if tuned is not None:
         if len(models.networks) > 1:
             raise InputError(
@@ -73,9 +73,9 @@ def manifests_from_bundle(
                 hint="remove --tuned, and fill in the sizes",
             )
         measurement = measurement_from_file(tuned, models.bundle, use="serve")
-        sizes = sizes_from_measurement(measurement, options.max_body_bytes)
-        if not (path / MANIFEST_FILE).is_file():  # a bundle states no settings
-            _require_same_settings(path, models, sizes)
+    sizes = pod_sizes(measurement, options.max_body_bytes, _runtimes(models))
+    if tuned is not None and not (path / MANIFEST_FILE).is_file():  # a bundle states no settings
+        _require_same_settings(path, models, sizes)
     objects = yaml_files(
         "service.yaml.j2",
         options=options,
