@@ -59,6 +59,7 @@ from tests.documented import (
     with_output,
 )
 from tests.models.families.custom.own_files import ARGUMENTS, NETWORK, documented_code, save_weights
+from tests.models.families.small_specs import SMALL
 
 TEXTS = texts()
 BLOCKS: dict[Path, list[Block]] = {page: list(blocks(page, text)) for page, text in TEXTS.items()}
@@ -251,7 +252,7 @@ def test_options_of_the_documentation_are_those_of_the_program() -> None:
 
 CHECKS = re.findall(r"^    ([a-z][a-z ]*?)  +\S", parity_check.__doc__ or "", re.MULTILINE)
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-PASSES = [run.__name__ for family in FAMILIES for run in folding_passes(next(iter(family.small_specs().values())))]
+PASSES = [run.__name__ for family in FAMILIES for run in folding_passes(SMALL[family.name])]
 
 
 @pytest.mark.parametrize(

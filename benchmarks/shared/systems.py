@@ -30,7 +30,7 @@ from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.scores.attention import attention_scores
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 
-LSA_FAMILIES = tuple(family.name for family in families.FAMILIES if "spt-lsa" in family.variants())
+LSA_FAMILIES = tuple(family.name for family in families.FAMILIES if family.has_spt_and_lsa)
 """The families that have variants with SPT and LSA."""
 
 

@@ -12,6 +12,7 @@ from gmmvit_deploy.models.families import FAMILIES, model_from_spec
 from gmmvit_deploy.models.families.family import Family
 from tests.checkpoints.test_loading import State, released_state, saved
 from tests.conftest import GOLDEN
+from tests.models.families.small_specs import SMALL
 
 ALPHA, SIGMA, BASE = (f"transformer.layers.1.0.fn.mask.{part}" for part in ("alpha", "sigma", "mask"))
 
@@ -81,8 +82,8 @@ def test_a_classifier_head_of_zeros_warns(bias: float, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_family_declares_its_classifier_head(family: Family) -> None:
-    (head,) = dict(model_from_spec(next(iter(family.small_specs().values()))).classifier_heads()).values()
-    assert head.out_features == next(iter(family.small_specs().values())).classes
+    (head,) = dict(model_from_spec(SMALL[family.name]).classifier_heads()).values()
+    assert head.out_features == SMALL[family.name].classes
 
 
 def test_nan_in_an_unused_tensor_only_warns(tmp_path: Path) -> None:

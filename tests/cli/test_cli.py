@@ -17,13 +17,12 @@ from gmmvit_cli.output import print_json
 from gmmvit_deploy.bundle.artifacts import Bundle, open_bundle
 from gmmvit_deploy.exporting.options import ExportOptions
 from gmmvit_deploy.images.resize_rules import RESIZE_RULES
-from gmmvit_deploy.models.families.vit import VIT
-from gmmvit_deploy.models.specs import MaskSpec
 from tests.checkpoints.test_loading import released_state
 from tests.cli.terminal import Gmmvit, done, gmmvit_here, refused, without_progress
 from tests.conftest import GOLDEN, golden
 from tests.export.test_channels import SPEC, saved_checkpoint
 from tests.inference.test_preprocess import encoded, photo
+from tests.models.families.small_specs import SMALL
 from tests.serving.shared import Running
 
 CIFAR = ("--dataset", "cifar10")
@@ -146,7 +145,7 @@ def test_mean_and_std_with_spaces_or_commas() -> None:
 
 def test_one_mean_is_that_of_every_channel() -> None:
     read = normalisation_from(None, "0.5", "0.2")
-    image = ExportOptions(mean=read.mean, std=read.std).image_spec(VIT.small(MaskSpec()))
+    image = ExportOptions(mean=read.mean, std=read.std).image_spec(SMALL["vit"])
     assert (image.channels, image.mean, image.std) == (3, (0.5,) * 3, (0.2,) * 3)
 
 

@@ -19,7 +19,6 @@ from gmmvit_deploy.exporting.variants import variant_from_bundle
 from gmmvit_deploy.images.data.images import ArrayImages
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.models.families.swin import SWIN
 from gmmvit_deploy.models.families.vit import ViTSpec
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
@@ -29,6 +28,7 @@ from gmmvit_deploy.runtimes.runners.classify import BundleClassifier, classify_f
 from gmmvit_deploy.runtimes.runners.eager import EagerRunner
 from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from tests.cli.terminal import Gmmvit
+from tests.models.families.small_specs import small_spec
 from tests.parity.faults import rebuilt
 
 pytestmark = pytest.mark.integration
@@ -156,7 +156,7 @@ def test_command_line(gmmvit: Gmmvit, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_swin_exports_other_channels(tmp_path: Path) -> None:
-    spec = replace(SWIN.small(MaskSpec()), channels=1)
+    spec = replace(small_spec("swin"), channels=1)
     checkpoint = saved_checkpoint(tmp_path / "model.pth", spec)
     bundle = bundle_from_checkpoint(checkpoint, tmp_path / "bundle", options(1), hints=LoadHints(heads=2, channels=1))
     assert bundle.manifest.spec == spec

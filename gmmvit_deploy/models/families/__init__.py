@@ -93,17 +93,18 @@ def preset_spec(
     of SPT and LSA reads a class token wherever the network has a class token.
     Errors: SpecError for a name that is not in `PRESETS`, and for a family without such variants.
     """
-    spec = family_of_preset(name).presets[name](classes, image_size, mask)
+    family = family_of_preset(name)
+    spec = family.presets[name](classes, image_size, mask)
     if not (spt or lsa):
         return spec
-    fields = type(spec).__dataclass_fields__
-    if not {"spt", "lsa"} <= fields.keys():
-        others = [family.name for family in FAMILIES if "spt-lsa" in family.variants()]
+    if not family.has_spt_and_lsa:
+        others = [other.name for other in FAMILIES if other.has_spt_and_lsa]
         raise SpecError(
             f"preset {name}: a {spec.family} has no SPT and no LSA",
             hint=f"leave spt and lsa out, or take a preset of {', '.join(others)}",
         )
-    changes = {"spt": spt, "lsa": lsa, **({"class_token": True} if "class_token" in fields else {})}
+    token = {"class_token": True} if "class_token" in family.spec.__dataclass_fields__ else {}
+    changes = {"spt": spt, "lsa": lsa, **token}
     return replace(spec, **changes)  # type: ignore[arg-type]  # the fields are those of the family's own spec
 
 

@@ -7,7 +7,7 @@ pass is a function that rewrites a trained model for deployment.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from gmmvit_deploy.images.resize_rules import ResizeRule
@@ -73,8 +73,6 @@ class Family:
     network:        () → `Network`, which imports the PyTorch module and the passes when it is called
     sources:        the code bases that write checkpoint files of this family
     presets:        name → function (classes, image size, mask) → spec; no other family has a preset of the same name
-    small:          mask → the spec of a small model, for tests
-    variants:       () → name → the spec of a small model for tests, for each variant that is no kind of mask
     blocks:         spec → names of the modules whose outputs ``gmmvit parity --localize`` compares, in execution order
     last_block:     spec → `LastBlock`, or None if folding must not change the last block
     windows:        spec → dict: name of an attention → `Windows`; an attention without an entry attends to all tokens
@@ -88,14 +86,12 @@ class Family:
     """
 
     name: str
-    spec: Callable[..., ModelSpec]
+    spec: type[ModelSpec]
     network: Callable[[], Network]
     sources: tuple[CheckpointSource, ...]
     mask_kinds: tuple[MaskKind, ...]
-    small: Callable[[MaskSpec], ModelSpec]
     blocks: Callable[[Any], tuple[str, ...]]
     presets: Mapping[str, Callable[[int, int, MaskSpec], ModelSpec]] = field(default_factory=dict)
-    variants: Callable[[], Mapping[str, ModelSpec]] = dict
     last_block: Callable[[Any], LastBlock | None] = lambda spec: None
     windows: Callable[[Any], Mapping[str, Windows]] = lambda spec: {}
     unavailable: Callable[[Any], str] = lambda spec: ""
@@ -108,15 +104,10 @@ class Family:
         """Return the PyTorch module of a spec, with random weights."""
         return self.network().build(spec)
 
-    def small_specs(self) -> dict[MaskKind, ModelSpec]:
-        """Return a small spec for each supported kind of mask."""
-        return {kind: self.small(small_mask(kind)) for kind in self.mask_kinds}
-
-
-SMALL: Mapping[str, Any] = {
-    "image_size": 16, "patch_size": 4, "classes": 5, "dim": 32, "depth": 2, "heads": 2, "mlp_dim": 48,
-}  # fmt: skip
-"""Fields of `Family.small` of a family whose spec is a `PatchSpec`."""
+    @property
+    def has_spt_and_lsa(self) -> bool:
+        """True if the specs of the family have shifted patch tokenisation and locality self-attention as fields."""
+        return {"spt", "lsa"} <= self.spec.__dataclass_fields__.keys()
 
 
 def plain_blocks(spec: PatchSpec) -> tuple[str, ...]:
@@ -138,13 +129,3 @@ def stage_blocks(
 def last_of_blocks(spec: Any, reads: Literal["first", "mean"] = "first") -> LastBlock:
     """Return the last of ``blocks``."""
     return LastBlock(name=f"blocks.{spec.depth - 1}", reads=reads, tokens=spec.tokens)
-
-
-def spt_and_lsa(small: Callable[[MaskSpec], Any]) -> Callable[[], Mapping[str, ModelSpec]]:
-    """Return `Family.variants` of a family with SPT and LSA.  small: `Family.small`."""
-    return lambda: {"spt-lsa": replace(small(MaskSpec()), spt=True, lsa=True)}
-
-
-def small_mask(kind: MaskKind) -> MaskSpec:
-    """Return a mask spec of this kind.  A Gaussian mixture mask has three Gaussians per head."""
-    return MaskSpec(kind=kind, kernels=3 if kind == "gmm" else 0)

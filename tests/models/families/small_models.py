@@ -25,6 +25,7 @@ from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import once
 from tests.exact import exact_logits
+from tests.models.families.small_specs import small_spec, variants
 
 MAX_BATCH = 4
 
@@ -42,7 +43,7 @@ class Small:
 
     @property
     def spec(self) -> ModelSpec:
-        return self.family.variants()[self.variant] if self.variant else self.family.small_specs()[self.kind]
+        return variants(self.family)[self.variant] if self.variant else small_spec(self.family.name, self.kind)
 
     def model(self) -> Model:
         return distinct_model(self.spec)
@@ -69,7 +70,7 @@ def random_images(spec: ModelSpec, count: int = MAX_BATCH) -> np.ndarray:
 
 
 _ORDER = ("plain", "decay", "elm", "gmm")
-_VARIANTS = tuple(Small(family, "plain", variant) for family in FAMILIES for variant in family.variants())
+_VARIANTS = tuple(Small(family, "plain", variant) for family in FAMILIES for variant in variants(family))
 SMALL = (*(Small(family, kind) for family in FAMILIES for kind in family.mask_kinds), *_VARIANTS)
 FAMILY_EXAMPLES = (*(Small(family, max(family.mask_kinds, key=_ORDER.index)) for family in FAMILIES), *_VARIANTS)
 """A small model of each family, with GMM masks if it has them, and all variants. Only these are exported:

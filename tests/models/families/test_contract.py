@@ -28,7 +28,7 @@ from gmmvit_deploy.inference.matcher import Refusal, attentions_in
 from gmmvit_deploy.inference.precision import CALIBRATED, PRECISIONS, QUANTIZED, ROLES, Precision
 from gmmvit_deploy.models.families import FAMILIES, PRESETS, family_of, spec_from_json
 from gmmvit_deploy.models.families.deepvit import DEEPVIT
-from gmmvit_deploy.models.families.family import Family, small_mask
+from gmmvit_deploy.models.families.family import Family
 from gmmvit_deploy.models.families.rmt import RMT
 from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines, folding_passes
 from gmmvit_deploy.models.layers.attention import attentions_without_scores
@@ -58,6 +58,7 @@ from tests.models.families.small_models import (
     random_images,
     require_logits_of_precision,
 )
+from tests.models.families.small_specs import small_spec, small_specs, variants
 
 OTHER_PRECISIONS: tuple[Precision, ...] = tuple(precision for precision in PRECISIONS if precision != "fp32")
 
@@ -185,16 +186,16 @@ def test_has_golden_files(family: Family) -> None:
 def test_record_agrees_with_its_spec(family: Family) -> None:
     assert family.mask_kinds
     assert family.sources
-    for kind, spec in family.small_specs().items():
+    for kind, spec in small_specs(family).items():
         assert (spec.family, spec.mask.kind) == (family.name, kind)
         assert family_of(spec) is family
         assert spec_from_json(spec_to_json(spec)) == spec
-    for spec in family.variants().values():
+    for spec in variants(family).values():
         assert family_of(spec) is family
         assert spec_from_json(spec_to_json(spec)) == spec
     for kind in set(get_args(MaskKind)) - set(family.mask_kinds):
         with pytest.raises(SpecError):
-            family.small(small_mask(kind))
+            small_spec(family.name, kind)
 
 
 def test_names_of_families_and_presets_are_unique() -> None:
@@ -372,8 +373,7 @@ GOLDEN = ("deepvit_patch",)
 def model_and_images(name: str) -> tuple[Model, np.ndarray]:
     if name in OTHER:
         family, fields = OTHER[name]
-        small: Any = family.small(small_mask(family.mask_kinds[0]))
-        spec = replace(small, **fields)
+        spec = replace(small_spec(family.name, family.mask_kinds[0]), **fields)
         return distinct_model(spec), random_images(spec)
     case = golden(name)
     return load_checkpoint(case.path, case.hints).model, case.inputs

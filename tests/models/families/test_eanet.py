@@ -20,9 +20,9 @@ from gmmvit_deploy.inference.precision import CALIBRATED, Precision
 from gmmvit_deploy.models.families.eanet import EANET, folding
 from gmmvit_deploy.models.families.eanet.model import EANet, ExternalAttention
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.specs import MaskSpec
 from gmmvit_deploy.runtimes.programs.emulated_precision import emulated_logits
 from tests.conftest import golden
+from tests.models.families.small_specs import small_spec
 
 SMALLEST = "eanet_tied_cpu"
 
@@ -53,7 +53,7 @@ def test_a_graph_gives_finite_logits_where_weights_underflow(precision: Precisio
     """Weights that underflow to 0 in every slot of most tokens; without the 1e-9 they would be 0/0.  bf16 has the nodes
     of fp16, and fp8 those of int8.
     """
-    model = EANET.build(replace(EANET.small(MaskSpec()), slots=2)).eval()  # 5 tokens: most win no slot
+    model = EANET.build(replace(small_spec("eanet"), slots=2)).eval()  # 5 tokens: most win no slot
     assert isinstance(model, EANet)
     with torch.no_grad():
         for block in model.blocks:

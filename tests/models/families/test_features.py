@@ -11,12 +11,13 @@ from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.specs import input_shape
+from tests.models.families.small_specs import small_specs, variants
 
 FAMILY_SPECS = {
     f"{family.name}-{kind}": (family, spec)
     for family in FAMILIES
     if family.name not in ("custom", "timm")  # other packages build these networks
-    for kind, spec in {**family.small_specs(), **family.variants()}.items()
+    for kind, spec in {**small_specs(family), **variants(family)}.items()
 }
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import CheckpointError, SpecError
 from gmmvit_deploy.exporting.bundle_from_checkpoint import bundle_from_checkpoint
-from gmmvit_deploy.models.families import FAMILIES
 from gmmvit_deploy.models.families.t2t import T2TSpec
 from gmmvit_deploy.models.families.t2t.model import T2T
 from gmmvit_deploy.models.folding.fold import fold
@@ -25,6 +24,7 @@ from gmmvit_deploy.runtimes.runners.onnxruntime import OnnxRuntimeRunner
 from tests.conftest import cifar_options, golden
 from tests.exact import assert_same_logits, exact_logits
 from tests.golden_files import tensors_of
+from tests.models.families.small_specs import small_spec
 
 Tensors = dict[str, Tensor]
 
@@ -67,9 +67,8 @@ def test_a_graph_that_takes_pixels_pads_after_the_normalisation(tmp_path: Path) 
 
 
 def small_t2t(**changes: Any) -> T2TSpec:
-    spec = next(family for family in FAMILIES if family.name == "t2t").variants()["class-token"]
-    assert isinstance(spec, T2TSpec)
-    return replace(spec, **changes)
+    spec: T2TSpec = replace(small_spec("t2t"), class_token=True, **changes)
+    return spec
 
 
 def test_a_single_head_of_t2t_adds_v_in_place_of_the_normed_input() -> None:

@@ -22,12 +22,13 @@ from gmmvit_deploy.models.families.vit_pytorch.model import VitPytorch
 from gmmvit_deploy.models.folding.fold import fold, fold_for_engines
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints
-from gmmvit_deploy.models.specs import MaskSpec, spec_to_json
+from gmmvit_deploy.models.specs import spec_to_json
 from tests.conftest import Golden, golden
 from tests.exact import assert_same_logits, exact_logits
 from tests.golden_files import tensors_of
+from tests.models.families.small_specs import small_spec
 
-SMALL = VIT_PYTORCH.small(MaskSpec())
+SMALL = small_spec("vit_pytorch")
 assert isinstance(SMALL, VitPytorchSpec)
 State = dict[str, torch.Tensor]
 

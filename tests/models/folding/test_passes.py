@@ -15,7 +15,6 @@ from gmmvit_deploy.checkpoints.loading import load_checkpoint
 from gmmvit_deploy.errors import FoldError
 from gmmvit_deploy.models.families import model_from_spec
 from gmmvit_deploy.models.families.cait.folding import WideHeadsAttention, widen_heads
-from gmmvit_deploy.models.families.rmt import RMT
 from gmmvit_deploy.models.families.rmt.folding import share_decays
 from gmmvit_deploy.models.families.swin import SwinSpec
 from gmmvit_deploy.models.families.vit import ViTSpec
@@ -44,6 +43,7 @@ from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 from tests.conftest import golden
 from tests.exact import assert_same_logits, exact_logits
 from tests.golden_files import trained
+from tests.models.families.small_specs import small_spec
 from tests.models.families.test_families import cait_specs, pit_specs, swin_specs
 
 MASKED = {"gmm": MaskSpec(kind="gmm", kernels=3), "elm": MaskSpec(kind="elm")}
@@ -214,7 +214,7 @@ def test_a_row_of_minus_infinity_is_refused() -> None:
 
 def deeper() -> Model:
     """An RMT whose second stage attends to the whole grid of 8×8 tokens in three blocks."""
-    spec = replace(RMT.small(MaskSpec(kind="decay")), image_size=64, depths=(1, 3), decomposed_stages=(1,))  # type: ignore[call-arg]
+    spec = replace(small_spec("rmt", "decay"), image_size=64, depths=(1, 3), decomposed_stages=(1,))
     torch.manual_seed(0)
     return model_from_spec(spec).eval().requires_grad_(False)
 

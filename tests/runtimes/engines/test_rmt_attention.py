@@ -7,14 +7,13 @@ from dataclasses import replace
 import torch
 
 from gmmvit_deploy.models.families import model_from_spec
-from gmmvit_deploy.models.families.rmt import RMT
 from gmmvit_deploy.models.folding.fold import engine_passes, fold, fold_for_engines
-from gmmvit_deploy.models.specs import MaskSpec
+from tests.models.families.small_specs import small_spec
 
 
 def test_engines_get_attention_of_four_dimensions() -> None:
     torch.manual_seed(0)
-    spec = replace(RMT.small(MaskSpec(kind="decay")), release="2024", projection_dim=40)
+    spec = replace(small_spec("rmt", "decay"), release="2024", projection_dim=40)
     folded = fold(model_from_spec(spec).eval())
     joined = fold_for_engines(folded, engine_passes(spec))
     assert joined.passes["join_rows"] == ("stages.0.blocks.0.attention",)

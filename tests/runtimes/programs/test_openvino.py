@@ -23,7 +23,6 @@ from gmmvit_deploy.inference.onnxruntime_program import OnnxRuntimeProgram
 from gmmvit_deploy.inference.openvino_program import CHUNK, CHUNK_OF_LARGE, OpenVinoProgram
 from gmmvit_deploy.inference.precision import SPECS
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
-from gmmvit_deploy.models.families.vit import VIT
 from gmmvit_deploy.models.folding.fold import fold
 from gmmvit_deploy.models.specs import MaskSpec, ModelSpec
 from gmmvit_deploy.parity.check import check_parity
@@ -37,6 +36,7 @@ from gmmvit_deploy.tolerances import Noise, limit_from_noise
 from tests.conftest import golden, has_bf16
 from tests.exact import exact_logits
 from tests.models.families.small_models import distinct_model, random_images
+from tests.models.families.small_specs import small_spec
 from tests.runtimes.test_random_cases import spec_of
 
 needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="this CPU has no bf16")
@@ -70,7 +70,7 @@ def test_bf16_is_bf16(bundle: Bundle) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        replace(VIT.small(MaskSpec()), image_size=8, heads=5),  # 4 patches of 4 × 4 pixels, and the class token
+        replace(small_spec("vit"), image_size=8, heads=5),  # 4 patches of 4 × 4 pixels, and the class token
         TimmSpec(
             architecture="vit_tiny_patch16_224",
             model_args={"img_size": 16, "patch_size": 8, "embed_dim": 40, "depth": 2, "num_heads": 5, "qk_norm": True},

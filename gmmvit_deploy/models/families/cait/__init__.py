@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from gmmvit_deploy.models.families.family import SMALL, Family, Network, spt_and_lsa
+from gmmvit_deploy.models.families.family import Family, Network
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import patch_sizes, released_source, score_names, temperature_heads
 from gmmvit_deploy.models.sources.shapes import Shapes, image_of_patches, infer_heads, infer_mask
@@ -230,10 +230,6 @@ def _network() -> Network:
     )
 
 
-def _small(mask: MaskSpec) -> CaiTSpec:
-    return CaiTSpec(**SMALL, class_depth=1, head_dim=16, mask=mask)
-
-
 def _blocks(spec: CaiTSpec) -> tuple[str, ...]:
     patches = (f"patch_blocks.{block}" for block in range(spec.depth))
     return ("patch_embedding", *patches, *(f"class_blocks.{block}" for block in range(spec.class_depth)))
@@ -246,8 +242,6 @@ CAIT = Family(
     sources=(RELEASED, SPT_LSA_PLAIN, PRENORM, VIT_PYTORCH),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
-    small=_small,
-    variants=spt_and_lsa(_small),
     blocks=_blocks,
     default_resize="stretch-bilinear",
 )

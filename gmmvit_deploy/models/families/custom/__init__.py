@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from gmmvit_deploy.errors import InputError, SpecError
+from gmmvit_deploy.errors import InputError
 from gmmvit_deploy.models.families.family import Family, Network
-from gmmvit_deploy.models.specs import MaskSpec, ModelSpec, require
+from gmmvit_deploy.models.specs import ModelSpec, require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +92,12 @@ def _network() -> Network:
     return Network(build=build)
 
 
-def _small(mask: MaskSpec) -> ModelSpec:
-    raise SpecError("a model of a user's own class has no small example, because the class is in a file of the user")
-
-
 CUSTOM = Family(
     name="custom",
     spec=CustomSpec,
     network=_network,
     sources=(),
     mask_kinds=("plain",),
-    small=_small,
     blocks=lambda spec: (),
     unavailable=why_not_permitted,
 )

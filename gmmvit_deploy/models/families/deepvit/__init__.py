@@ -30,7 +30,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gmmvit_deploy.errors import CheckpointError
-from gmmvit_deploy.models.families.family import SMALL, Family, Network, last_of_blocks, plain_blocks
+from gmmvit_deploy.models.families.family import Family, Network, last_of_blocks, plain_blocks
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.record import KnownImages
 from gmmvit_deploy.models.sources.shapes import Shapes, field_differences, infer_heads, recorded_preset
@@ -334,18 +334,6 @@ def _network() -> Network:
     )
 
 
-def _small(mask: MaskSpec) -> DeepViTSpec:
-    return DeepViTSpec(
-        **SMALL,
-        reattention=(False, True),
-        stem_channels=8,
-        qkv_bias=True,
-        scale_adjustment=0.5,
-        transform_scale=True,
-        mask=mask,
-    )
-
-
 def _blocks(spec: DeepViTSpec) -> tuple[str, ...]:
     return (*(("stem",) if spec.stem_channels else ()), *plain_blocks(spec))
 
@@ -357,7 +345,6 @@ DEEPVIT = Family(
     sources=(RELEASED, WITHOUT_REATTENTION),
     presets=PRESETS,
     mask_kinds=("plain",),
-    small=_small,
     blocks=_blocks,
     last_block=last_of_blocks,
 )

@@ -199,22 +199,6 @@ def _network() -> Network:
     )
 
 
-def _small(mask: MaskSpec) -> EANetSpec:
-    return EANetSpec(
-        image_size=32,
-        classes=5,
-        dim=24,
-        depth=2,
-        heads=2,
-        mlp_dim=32,
-        token_dim=16,
-        expansion=4,
-        slots=16,
-        token_slots=24,
-        mask=mask,
-    )
-
-
 def _blocks(spec: EANetSpec) -> tuple[str, ...]:
     return (*(f"token_transformers.{step}" for step in range(2)), *(f"blocks.{block}" for block in range(spec.depth)))
 
@@ -226,7 +210,6 @@ EANET = Family(
     sources=(PERFORMER, TRANSFORMER),
     presets=PRESETS,
     mask_kinds=("plain",),
-    small=_small,
     blocks=_blocks,
     last_block=last_of_blocks,
 )

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, cast
 from gmmvit_deploy.models.families.family import Family, Network
 from gmmvit_deploy.models.families.hugging_face.checkpoint import HUGGING_FACE_FILES
 from gmmvit_deploy.models.families.hugging_face.spec import HuggingFaceSpec
-from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.layers.model import Model
@@ -27,24 +26,6 @@ def _network() -> Network:
             folding.reverse_channels,
         ),
         mistakes=(("the image embedding not normalised", without_normalised_embeddings),),
-    )
-
-
-def _small(mask: MaskSpec) -> HuggingFaceSpec:
-    return HuggingFaceSpec(
-        architecture="ViTForImageClassification",
-        config={
-            "image_size": 16,
-            "patch_size": 4,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_labels": 5,
-        },
-        image_size=16,
-        classes=5,
-        mask=mask,
     )
 
 
@@ -74,7 +55,6 @@ HUGGING_FACE = Family(
     network=_network,
     sources=(HUGGING_FACE_FILES,),
     mask_kinds=("plain",),
-    small=_small,
     blocks=_blocks,
     distributions=("transformers",),
     proof=_proof,

@@ -152,12 +152,6 @@ PARAMETER_POSITIONS = _source(
 )
 
 
-def _small(mask: MaskSpec) -> NaiveViTSpec:
-    return NaiveViTSpec(
-        image_size=12, channels=1, patch_size=4, classes=5, dim=32, depth=2, heads=2, mlp_dim=32, mask=mask
-    )
-
-
 def _softmax_at_the_end(model: Model) -> bool:
     from torch import nn
 
@@ -190,7 +184,6 @@ NAIVE_VIT = Family(
     network=_network,
     sources=(TUTORIAL, PARAMETER_POSITIONS),
     mask_kinds=("plain",),
-    small=_small,
     blocks=plain_blocks,
     last_block=last_of_blocks,
     default_resize="stretch-bilinear",

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gmmvit_deploy.models.families.family import Family, LastBlock, Network, spt_and_lsa, stage_blocks
+from gmmvit_deploy.models.families.family import Family, LastBlock, Network, stage_blocks
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import (
     SHIFTED_NAMES,
@@ -165,20 +165,6 @@ def _network() -> Network:
     return Network(build=PiT)
 
 
-def _small(mask: MaskSpec) -> PiTSpec:
-    return PiTSpec(
-        image_size=16,
-        patch_size=4,
-        classes=5,
-        dim=32,
-        depths=(2, 1),
-        heads=(2, 4),
-        head_dim=16,
-        mlp_dims=(48, 64),
-        mask=mask,
-    )
-
-
 def _blocks(spec: PiTSpec) -> tuple[str, ...]:
     return stage_blocks(spec.depths, block="{}", between="poolings.{}")
 
@@ -196,8 +182,6 @@ PIT = Family(
     sources=(RELEASED,),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
-    small=_small,
-    variants=spt_and_lsa(_small),
     blocks=_blocks,
     last_block=_last_block,
     default_resize="stretch-bilinear",

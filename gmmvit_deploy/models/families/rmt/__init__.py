@@ -425,22 +425,6 @@ def _network() -> Network:
     )
 
 
-def _small(mask: MaskSpec) -> RMTSpec:
-    return RMTSpec(
-        image_size=24,
-        classes=5,
-        dims=(32, 32),
-        depths=(1, 1),
-        heads=(2, 2),
-        mlp_dims=(48, 64),
-        decomposed_stages=(1,),
-        layer_scale=(2,),
-        release="2024",
-        projection_dim=40,
-        mask=mask,
-    )
-
-
 def _blocks(spec: RMTSpec) -> tuple[str, ...]:
     names = stage_blocks(spec.depths, first="stem", between="stages.{}.downsampling")
     return (*names, "projection") if spec.projection_dim else names
@@ -453,6 +437,5 @@ RMT = Family(
     sources=(RELEASED,),
     presets=PRESETS,
     mask_kinds=("decay",),
-    small=_small,
     blocks=_blocks,
 )

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from gmmvit_deploy.models.families.family import Family, Network, Windows, stage_blocks
@@ -159,24 +159,6 @@ def _network() -> Network:
     return Network(build=Swin, engine_passes=(join_windows,))
 
 
-def _small(mask: MaskSpec) -> SwinSpec:
-    return SwinSpec(
-        image_size=16,
-        patch_size=2,
-        classes=5,
-        dim=32,
-        depths=(2, 1),
-        heads=(2, 4),
-        window=4,
-        mlp_dims=(48, 64),
-        mask=mask,
-    )
-
-
-def _variants() -> Mapping[str, SwinSpec]:
-    return {"spt-lsa": replace(_small(MaskSpec()), depths=(2, 2), spt=True, lsa=True)}
-
-
 def _blocks(spec: SwinSpec) -> tuple[str, ...]:
     return stage_blocks(spec.depths, between="stages.{}.merge")
 
@@ -198,8 +180,6 @@ SWIN = Family(
     sources=(RELEASED,),
     presets=PRESETS,
     mask_kinds=("plain", "gmm"),
-    small=_small,
-    variants=_variants,
     blocks=_blocks,
     windows=_windows,
     default_resize="stretch-bilinear",

@@ -22,7 +22,7 @@ tokens_to_token.attention1           with SPT: five times as many inputs, for th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from gmmvit_deploy.models.families.family import Family, LastBlock, Network, last_of_blocks
@@ -211,27 +211,6 @@ def _network() -> Network:
     return Network(build=T2T, folding_passes=(unfold_as_convolution, drop_unused))
 
 
-def _small(mask: MaskSpec) -> T2TSpec:
-    return T2TSpec(
-        image_size=16,
-        classes=5,
-        dim=32,
-        depth=2,
-        heads=2,
-        head_dim=16,
-        mlp_dim=48,
-        token_layers=1,
-        token_dim=16,
-        token_mlp_dim=16,
-        mask=mask,
-    )
-
-
-def _variants() -> Mapping[str, T2TSpec]:
-    plain = replace(_small(MaskSpec()), class_token=True)
-    return {"spt-lsa": replace(plain, spt=True, lsa=True), "class-token": plain}
-
-
 def _blocks(spec: T2TSpec) -> tuple[str, ...]:
     transformers = (f"token_transformers.{step}" for step in range(spec.token_layers))
     return (*transformers, *(f"blocks.{block}" for block in range(spec.depth)))
@@ -248,8 +227,6 @@ T2T = Family(
     sources=(RELEASED,),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
-    small=_small,
-    variants=_variants,
     last_block=_last_block,
     blocks=_blocks,
     default_resize="stretch-bilinear",

@@ -9,7 +9,6 @@ from gmmvit_deploy.models.families.family import Family, Network, Windows
 from gmmvit_deploy.models.families.timm.checkpoint import DEIT3_FILES, DINOV2_FILES, TIMM_FILES
 from gmmvit_deploy.models.families.timm.spec import TimmSpec
 from gmmvit_deploy.models.families.timm.torchvision_files import TORCHVISION_FILES
-from gmmvit_deploy.models.specs import MaskSpec
 
 if TYPE_CHECKING:
     from gmmvit_deploy.models.families.timm.model import TimmModel
@@ -29,24 +28,6 @@ def _network() -> Network:
             folding.merge_linear_layer_scale,
             folding.narrow_class_token_block,
         ),
-    )
-
-
-def _small(mask: MaskSpec) -> TimmSpec:
-    return TimmSpec(
-        architecture="vit_tiny_patch16_224",
-        model_args={
-            "img_size": [16, 16],
-            "patch_size": 4,
-            "embed_dim": 32,
-            "depth": 2,
-            "num_heads": 2,
-            "mlp_ratio": 2,
-            "num_classes": 5,
-        },
-        image_size=16,
-        classes=5,
-        mask=mask,
     )
 
 
@@ -81,7 +62,6 @@ TIMM = Family(
     network=_network,
     sources=(TIMM_FILES, TORCHVISION_FILES, DINOV2_FILES, DEIT3_FILES),
     mask_kinds=("plain", "elm", "decay", "gmm"),
-    small=_small,
     blocks=_blocks,
     windows=_windows,
     distributions=("timm",),

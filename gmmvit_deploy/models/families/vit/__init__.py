@@ -26,15 +26,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from gmmvit_deploy.models.families.family import (
-    SMALL,
-    Family,
-    LastBlock,
-    Network,
-    last_of_blocks,
-    plain_blocks,
-    spt_and_lsa,
-)
+from gmmvit_deploy.models.families.family import Family, LastBlock, Network, last_of_blocks, plain_blocks
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.sources.released import (
     OPTION,
@@ -218,10 +210,6 @@ RELEASED = released_source(
 )
 
 
-def _small(mask: MaskSpec) -> ViTSpec:
-    return ViTSpec(**SMALL, head_dim=16, class_token=mask.kind == "plain", mask=mask)
-
-
 def _last_block(spec: ViTSpec) -> LastBlock:
     return last_of_blocks(spec, "first" if spec.pools_class_token else "mean")
 
@@ -249,8 +237,6 @@ VIT = Family(
     sources=(RELEASED,),
     presets=PRESETS,
     mask_kinds=("plain", "gmm", "elm"),
-    small=_small,
-    variants=spt_and_lsa(_small),
     blocks=plain_blocks,
     last_block=_last_block,
     default_resize="stretch-bilinear",

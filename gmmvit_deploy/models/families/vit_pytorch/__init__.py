@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, get_args
 
-from gmmvit_deploy.models.families.family import SMALL, Family, LastBlock, Network, last_of_blocks, plain_blocks
+from gmmvit_deploy.models.families.family import Family, LastBlock, Network, last_of_blocks, plain_blocks
 from gmmvit_deploy.models.sources.hints import POOLS, LoadHints, Pool
 from gmmvit_deploy.models.sources.released import VIEWS
 from gmmvit_deploy.models.sources.shapes import Shapes, asked_pool, image_of_patches, infer_heads, known_pool
@@ -322,22 +322,6 @@ def _network() -> Network:
     )
 
 
-def _small(mask: MaskSpec) -> VitPytorchSpec:
-    return VitPytorchSpec(
-        **SMALL,
-        head_dim=16,
-        attention="reattention",
-        embedding="normed",
-        output="bias",
-        class_token=True,
-        stored_positions=True,
-        pool="mean",
-        final_norm=False,
-        head_norm=True,
-        mask=mask,
-    )
-
-
 def _last_block(spec: VitPytorchSpec) -> LastBlock | None:
     if spec.pool == "mean" and spec.final_norm:
         return None  # the norm stands between the block and the mean, and does not commute with the mean
@@ -350,7 +334,6 @@ VIT_PYTORCH = Family(
     network=_network,
     sources=SOURCES,
     mask_kinds=("plain",),
-    small=_small,
     blocks=plain_blocks,
     last_block=_last_block,
 )
