@@ -16,7 +16,8 @@ from gmmvit_deploy.exporting.bundle_from_checkpoint import ExportOptions
 from gmmvit_deploy.images.data.images import Images
 from gmmvit_deploy.images.datasets import DATASETS
 from gmmvit_deploy.images.spec import ImageSpec
-from gmmvit_deploy.models.families import family_named, model_from_spec
+from gmmvit_deploy.models.families import model_from_spec
+from gmmvit_deploy.models.families.vit import ViTSpec
 from gmmvit_deploy.models.layers.model import Model
 from gmmvit_deploy.models.sources.hints import LoadHints
 from gmmvit_deploy.models.specs import MaskKind, MaskSpec, ModelSpec
@@ -31,7 +32,7 @@ IMAGE_SIZE = 32
 _SEED = 7
 _KERNELS = 5
 
-DIGITS_SPEC: ModelSpec = family_named("vit").spec(
+DIGITS_SPEC: ModelSpec = ViTSpec(
     image_size=IMAGE_SIZE,
     patch_size=4,
     classes=10,
